@@ -1,0 +1,76 @@
+"""What graphtune needs to know of a serving engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+Padding = Literal["always", "capped", "exact"]
+Unit = Literal["requests", "tokens"]
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What engines decide defaults by. ``nvml_total_mib`` is nvidia-smi's figure in MiB; None when unknown."""
+
+    nvml_total_mib: int | None
+    compute_capability: tuple[int, int] | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Settings of a deployment that an engine's capture defaults depend on; None means the engine's own default."""
+
+    tp: int = 1
+    max_running_requests: int | None = None
+    max_batched_tokens: int | None = None
+    chunked_prefill_size: int | None = None
+    context_len: int | None = None
+    spec_tokens: int = 0
+    padding: bool | None = None
+    performance_mode: str = "balanced"
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """How an engine picks a bucket for a batch: ``always`` pads to the next size, ``capped`` refuses above
+    ``cap_factor`` times the raw size, ``exact`` replays only equal sizes. Above the top the engine runs eager."""
+
+    decode: Padding
+    prefill: Padding
+    decode_unit: Unit
+    prefill_unit: Unit
+    one_list: bool
+    prefill_cap_factor: float | None = None
+    above_top: str = "eager"
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What to hand to the engine: command-line arguments, or the text of a YAML file."""
+
+    args: tuple[str, ...] = ()
+    yaml: str | None = None
+
+
+class Engine(ABC):
+    """One serving engine at a stated version. Sizes are requests for decode and tokens for prefill unless the
+    engine's dispatch says otherwise."""
+
+    name: str
+    version: str
+    dispatch: Dispatch
+
+    @abstractmethod
+    def default_decode_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
+        """The engine's own decode capture list, ascending."""
+
+    @abstractmethod
+    def decode_flags(self, sizes: tuple[int, ...], serving: Serving) -> Flags:
+        """Flags that make the engine capture exactly ``sizes`` for decode; an empty tuple turns decode graphs off."""
+
+    @abstractmethod
+    def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:
+        """Bytes of the device the engine itself keeps from weights and KV cache by its own rule, graphs included."""

@@ -1,0 +1,81 @@
+"""Recipe to Plan: the cells that a sweep runs, each one process, with content-hash ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from graphtune.results import CaptureList, Execution, Phase
+
+
+@dataclass(frozen=True)
+class Measure:
+    """When sampling of one quantity stops: at ``noise`` (relative) with ``min_samples``, or after ``max_seconds``."""
+
+    min_samples: int = 7
+    noise: float = 0.02
+    max_seconds: float = 0.3
+
+
+@dataclass(frozen=True)
+class LatencyAt:
+    """Steps to time on the cell's first list: every size at one context (mean KV tokens per request)."""
+
+    sizes: tuple[int, ...]
+    context_tokens: int
+    executions: tuple[Execution, ...] = ("graph", "eager")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One process. It captures ``lists`` in turn and times ``latency`` while the first is live.
+
+    ``model_config`` is the content of the Hugging Face config.json, so that an id names what was measured;
+    ``weights`` is a folder of safetensors, or null for random weights. ``process`` counts repeats (1, 2, ...).
+    ``purpose`` is ``main`` or ``control`` (a list measured again alone).
+    """
+
+    model_name: str
+    model_config: dict[str, Any]
+    weights: str | None
+    dtype: str
+    shard: int
+    seed: int
+    phase: Phase
+    attention: str
+    page_size: int
+    kv_tokens: int
+    lists: tuple[CaptureList, ...]
+    latency: tuple[LatencyAt, ...]
+    measure: Measure
+    profile_sizes: tuple[int, ...] = ()
+    gate: bool = True
+    purpose: str = "main"
+    process: int = 1
+
+    @property
+    def id(self) -> str:
+        """First 16 hex digits of SHA-256 over the canonical JSON; GPU and versions are not part of it."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Something the recipe asked for that is not measured, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything one sweep does. ``device`` is ``cuda`` or ``cpu``."""
+
+    recipe_name: str
+    device: str
+    cells: tuple[Cell, ...]
+    skips: tuple[Skip, ...]
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,245 @@
+"""What a cell measured. Plain frozen data, no torch: written by the worker, read by everything else.
+
+Units are in field names (``_bytes``, ``_us``, ``_s``). A missing value is ``None`` plus a status or reason, never 0.
+Samples are stored; statistics are derived where they are shown (see ``stats.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA = 1
+
+Phase = Literal["decode", "prefill"]
+Execution = Literal["graph", "eager"]
+Status = Literal["ok", "failed", "timeout", "oom", "skipped", "capture_failed"]
+Order = Literal["descending", "ascending"]
+Sharing = Literal["shared", "per_size"]
+StopRule = Literal["noise", "time", "count"]
+
+
+@dataclass(frozen=True)
+class CaptureList:
+    """One list of bucket sizes with the settings it is captured under.
+
+    ``sizes`` ascend without duplicates, in requests (decode) or tokens (prefill). ``backend`` is ``full`` on every
+    device: on a GPU it records a CUDA graph, on the CPU a tape (``Environment.graph_mechanism`` says which).
+    """
+
+    name: str
+    phase: Phase
+    backend: str
+    sizes: tuple[int, ...]
+    order: Order = "descending"
+    output: Sharing = "shared"
+    workspace: Sharing = "shared"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """At most 20 stored samples of one quantity in microseconds, out of ``taken``; ``stop`` is the rule that ended sampling."""
+
+    us: tuple[float, ...]
+    taken: int
+    stop: StopRule
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Point:
+    """Latency of one decode step at one (size, context, execution). Three times are kept apart.
+
+    ``gpu_us``: CUDA events directly around the replay (or the eager forward), the device idle before.
+    ``host_us``: step entry to the return of the last launch, the device idle before; split into ``plan_us`` (metadata
+    and plan), ``fill_us`` (static buffers; null for eager) and ``launch_us``.
+    ``step_us``: steps in a row, each ended by waiting for its output, wall time per step, lengths advancing.
+    ``overlap_us``: the same with the next step prepared once the shared tensors have been read.
+    """
+
+    phase: Phase
+    raw_size: int
+    padded_size: int
+    context_tokens: int
+    execution: Execution
+    backend: str
+    attention: str
+    gpu_us: Samples | None
+    host_us: Samples | None
+    step_us: Samples | None
+    plan_us: Samples | None = None
+    fill_us: Samples | None = None
+    launch_us: Samples | None = None
+    overlap_us: Samples | None = None
+    status: Status = "ok"
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One captured size. Seconds are split; bytes are differences between ledger readings around the capture."""
+
+    size: int
+    warmup_s: float | None
+    record_s: float | None
+    instantiate_s: float | None
+    pool_growth_bytes: int | None
+    retained_bytes: int | None
+    peak_bytes: int | None
+    nodes: int | None
+    segments: int | None
+    key: str = ""
+    status: Status = "ok"
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class GateCheck:
+    """Correctness of one captured size: replay against eager, over the raw sizes tried. Errors are ‖d‖/‖ref‖."""
+
+    size: int
+    raw_sizes: tuple[int, ...]
+    equal_at_padded: bool | None
+    error_at_padded: float | None
+    error_at_raw: float | None
+    tolerance_at_raw: float
+    kv_untouched: bool | None
+    passed: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class CapturedList:
+    """One capture list as captured in a process: its captures in capture order, bytes, seconds and gate.
+
+    ``graph_bytes``: device bytes after all captures minus device bytes after eager warm-up.
+    ``leftover_bytes``: device bytes after tear-down minus before the first capture (4 MiB is the limit for going on
+    in the same process).
+    """
+
+    list: CaptureList
+    position_in_process: int
+    status: Status
+    reason: str | None
+    captures: tuple[Capture, ...]
+    gate: tuple[GateCheck, ...]
+    graph_bytes: int | None
+    pool_bytes: int | None
+    outside_torch_bytes: int | None
+    peak_bytes: int | None
+    capture_s: float | None
+    leftover_bytes: int | None
+
+    @property
+    def gate_green(self) -> bool:
+        """True when every size of the list was captured, checked and passed."""
+        checked = {check.size for check in self.gate if check.passed}
+        return self.status == "ok" and checked == set(self.list.sizes)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Device memory at one moment, read after synchronise, garbage collection and emptying torch's cache.
+
+    ``stage`` is one of context, weights, kv_cache, workspace, buffers, eager_warmup, capture, captured, replayed,
+    torn_down. ``nvml_process_bytes`` is null where a container hides processes; ``nvml_device_bytes`` is then the
+    second reading. ``free_delta_bytes`` is the fall of the device's free bytes since before the context.
+    """
+
+    stage: str
+    list_index: int | None
+    size: int | None
+    torch_allocated_bytes: int
+    torch_reserved_bytes: int
+    pool_bytes: int
+    nvml_process_bytes: int | None
+    nvml_device_bytes: int | None
+    free_delta_bytes: int | None
+    at_s: float
+
+
+@dataclass(frozen=True)
+class MemoryLedger:
+    """Marks in order, the disagreement of the two device readings, and bytes that no listed cause explains."""
+
+    marks: tuple[Mark, ...]
+    second_reading: Literal["nvml_process", "nvml_device", "none"]
+    disagreement_bytes: int | None
+    unexplained_bytes: int | None
+
+
+@dataclass(frozen=True)
+class LaunchProfile:
+    """What one eager step at one size does: kernel launches, time in kernels, wall time on the device, idle share."""
+
+    size: int
+    context_tokens: int
+    execution: Execution
+    launches: int
+    kernel_us: float
+    span_us: float
+    idle_share: float
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and with what a cell ran. Never a host name, user name or path."""
+
+    device: Literal["cuda", "cpu"]
+    graph_mechanism: Literal["cuda_graph", "tape"]
+    device_name: str
+    graphtune: str
+    python: str
+    torch: str
+    flashinfer: str | None
+    cutlass_dsl: bool
+    driver: str | None
+    cuda: str | None
+    nvml_total_bytes: int | None
+    cuda_total_bytes: int | None
+    compute_capability: str | None
+    allocator_settings: str | None
+    clock_mhz_before: int | None = None
+    clock_mhz_after: int | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    other_processes: int | None = None
+    launch_cost_us: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes of the model as loaded; ``shard_of`` is N when the shapes are those of one rank of N, else 1."""
+
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_pool_bytes: int
+    kv_tokens: int
+    workspace_bytes: int
+    static_buffer_bytes: int
+    parameters: int
+    shard_of: int
+    load: str
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One process: what it was asked (``cell`` is the canonical JSON of a Cell), what it measured, how it ended."""
+
+    schema: int
+    cell_id: str
+    cell: dict[str, Any]
+    status: Status
+    reason: str | None
+    environment: Environment | None
+    model: ModelFacts | None
+    captured_lists: tuple[CapturedList, ...]
+    points: tuple[Point, ...]
+    ledger: MemoryLedger | None
+    launch_profiles: tuple[LaunchProfile, ...]
+    admission: dict[str, int]
+    phase_seconds: dict[str, float]
+    started_at: str
+    finished_at: str
+    log_path: str | None = None
+    unmeasured: tuple[CaptureList, ...] = ()
+    warnings: tuple[str, ...] = field(default=())

@@ -1,0 +1,47 @@
+"""The contract of an attention backend for decode steps over a paged KV pool."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from graphtune.worker.runners.buffers import DecodeBatch
+
+
+class AttentionBackend(ABC):
+    """Two halves of metadata and one attend call per layer.
+
+    The out-of-graph half (``plan``) may read host data, branch and launch copies; it runs before every step, eager or
+    replayed. The in-graph half (``prepare``) holds device operations of static shape only and is recorded.
+    """
+
+    name: str
+    seq_len_fill: int
+    """Length that a padded row pretends to have; it must be legal for the backend's kernels."""
+
+    @abstractmethod
+    def allocate(self, max_requests: int, max_pages: int) -> None:
+        """Make every private buffer once, at its maximum. Nothing is allocated later."""
+
+    @abstractmethod
+    def private_tensors(self) -> dict[str, torch.Tensor]:
+        """Every private buffer by name: the address check covers them."""
+
+    @abstractmethod
+    def plan(self, batch: DecodeBatch, *, graph_size: int | None) -> None:
+        """Out-of-graph half for one step. ``graph_size`` is the bucket that will be replayed, None for eager."""
+
+    @abstractmethod
+    def prepare(self, batch: DecodeBatch) -> None:
+        """In-graph half: called at the start of the forward, recorded with it."""
+
+    @abstractmethod
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Write ``k`` and ``v`` (tokens, kv heads, head size) of the step at the batch's output slots, then attend.
+
+        ``q`` is (tokens, heads, head size); returns (tokens, heads × head size) in q's dtype. The scale is
+        head_size ** -0.5. Inputs may be strided views of one merged projection.
+        """

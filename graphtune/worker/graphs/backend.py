@@ -1,0 +1,74 @@
+"""The contract of a graph backend: how one shape is recorded and replayed. Runners own everything else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from graphtune.worker.graphs.shape_key import ShapeKey
+
+Forward = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class CaptureTiming:
+    """Seconds of one capture and what it holds; ``nodes`` and ``segments`` are None where they cannot be counted."""
+
+    warmup_s: float
+    record_s: float
+    instantiate_s: float
+    nodes: int | None
+    segments: int | None
+
+
+class CaptureError(Exception):
+    """Recording failed; the message names the operation where it is known, with file and line."""
+
+
+class GraphBackend(ABC):
+    """Six operations. Outputs returned by ``replay`` are valid until the next replay from the same pool."""
+
+    name: str
+
+    @abstractmethod
+    def capture_session(self) -> AbstractContextManager[None]:
+        """Wraps a runner's whole capture loop: binds one stream and one pool, freezes garbage collection."""
+
+    @abstractmethod
+    def capture_one(
+        self,
+        key: ShapeKey,
+        forward: Forward,
+        capture_inputs: Sequence[torch.Tensor] = (),
+        post_warmup_hook: Callable[[], None] | None = None,
+    ) -> CaptureTiming:
+        """Warm ``forward`` up twice (hook after each), then record it under ``key``.
+
+        ``forward`` returns one tensor whose rows are the key's size. ``capture_inputs`` are kept alive with the graph.
+        A recording executes nothing: outputs hold garbage and state is as the warm-ups left it. Raises CaptureError;
+        CUDA memory errors pass through as they are.
+        """
+
+    @abstractmethod
+    def can_run(self, key: ShapeKey) -> bool:
+        """True when exactly this key has been recorded."""
+
+    @abstractmethod
+    def replay_session(self) -> AbstractContextManager[None]:
+        """Wraps model code that runs at replay time."""
+
+    @abstractmethod
+    def replay(self, key: ShapeKey) -> torch.Tensor:
+        """Launch the graph and return its recorded output."""
+
+    @abstractmethod
+    def pool_bytes(self) -> int:
+        """Bytes of device memory that the pool holds now."""
+
+    @abstractmethod
+    def cleanup(self) -> None:
+        """Drop graphs, outputs and the pool; usable for a new session afterwards."""
