@@ -8,6 +8,10 @@ from typing import Literal
 
 Padding = Literal["always", "capped", "exact"]
 Unit = Literal["requests", "tokens"]
+Role = Literal["prefill", "decode"]
+
+MIB = 1 << 20
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,11 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Serving:
-    """Settings of a deployment that an engine's capture defaults depend on; None means the engine's own default."""
+    """Settings of a deployment that an engine's capture defaults depend on; None means the engine's own default.
+
+    ``spec_tokens`` is the number of draft tokens a step verifies beyond the one it always computes, so that a decode
+    request has ``width`` = 1 + ``spec_tokens`` rows. ``role`` is the side of a server that splits prefill from decode.
+    """
 
     tp: int = 1
     max_running_requests: int | None = None
@@ -31,6 +39,16 @@ class Serving:
     spec_tokens: int = 0
     padding: bool | None = None
     performance_mode: str = "balanced"
+    pp: int = 1
+    dp: int = 1
+    role: Role | None = None
+    mem_fraction: float | None = None
+    offline: bool = False
+
+    @property
+    def width(self) -> int:
+        """Rows of one decode request."""
+        return 1 + self.spec_tokens
 
 
 @dataclass(frozen=True)
@@ -49,10 +67,12 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Flags:
-    """What to hand to the engine: command-line arguments, or the text of a YAML file."""
+    """What to hand to the engine: command-line arguments, or the text of a YAML file. ``warnings`` say what the
+    engine will still change of it, in requests."""
 
     args: tuple[str, ...] = ()
     yaml: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Engine(ABC):
@@ -65,7 +85,7 @@ class Engine(ABC):
 
     @abstractmethod
     def default_decode_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
-        """The engine's own decode capture list, ascending."""
+        """The engine's own decode capture list, ascending, as it is captured (after the engine's run-time rules)."""
 
     @abstractmethod
     def decode_flags(self, sizes: tuple[int, ...], serving: Serving) -> Flags:
@@ -73,4 +93,6 @@ class Engine(ABC):
 
     @abstractmethod
     def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:
-        """Bytes of the device the engine itself keeps from weights and KV cache by its own rule, graphs included."""
+        """Bytes of the device the engine itself keeps from weights and KV cache by its own rule, graphs included.
+
+        Raises InputError when the rule needs the device's memory and it is not known."""

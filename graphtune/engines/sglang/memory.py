@@ -1,0 +1,55 @@
+"""SGLang's memory reserve: what it leaves outside ``--mem-fraction-static``, before anything is measured."""
+
+from __future__ import annotations
+
+from graphtune.engines.base import DeviceFacts, Serving
+from graphtune.engines.sglang import lists
+
+FRACTION_OF_UNKNOWN_DEVICE = 0.95
+LARGE_DEVICE_MIB = 61440
+
+
+def reserve_mib(
+    device: DeviceFacts,
+    serving: Serving,
+    *,
+    decode_graphs: bool = True,
+    prefill_graphs: bool = True,
+    decode_max: int | None = None,
+    prefill_buckets: int | None = None,
+    attention_dp: int = 0,
+    mla: bool = False,
+) -> float:
+    """The reserve in MiB: constant, activations, ranks and a guess at graphs.
+
+    The graph term grows with the largest decode size and with the number of prefill sizes, not with the number of
+    decode sizes. ``decode_max`` and ``prefill_buckets`` default to the engine's own lists.
+    """
+    largest = lists.decode_max(device, serving) if decode_max is None else decode_max
+    chunk = lists.chunked_prefill_size(device, serving)
+    buckets = len(lists.generate_prefill(chunk)) if prefill_buckets is None else prefill_buckets
+    if serving.role == "decode":
+        tokens = max((serving.max_running_requests or largest or 1) * serving.width, 2048)
+    else:
+        tokens = max(chunk if chunk > 0 else serving.max_batched_tokens or 16384, 2048)
+    graphs = 0.0
+    if decode_graphs and serving.role != "prefill":
+        graphs += 2 * largest
+    if attention_dp and serving.role != "prefill":
+        graphs += 3 * largest * attention_dp + (1.5 * largest * attention_dp if largest > 300 else 0)
+    if prefill_graphs and serving.role != "decode":
+        graphs += 1536 if mla else 8 * buckets
+    reserve = 512 + 1.5 * tokens + 128 * serving.tp * serving.pp + graphs
+    if device.nvml_total_mib is not None and device.nvml_total_mib > LARGE_DEVICE_MIB:
+        reserve = max(reserve, 10240)
+    return reserve
+
+
+def mem_fraction_static(device: DeviceFacts, serving: Serving, *, reserve: float | None = None) -> float:
+    """The fraction of memory free before loading that weights and KV cache get, rounded to three places."""
+    if serving.mem_fraction is not None:
+        return serving.mem_fraction
+    if device.nvml_total_mib is None:
+        return FRACTION_OF_UNKNOWN_DEVICE
+    kept = reserve_mib(device, serving) if reserve is None else reserve
+    return round((device.nvml_total_mib - kept) / device.nvml_total_mib, 3)
