@@ -1,0 +1,68 @@
+"""The `graphtune` command: gathers the commands and turns errors into one message and an exit code."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from graphtune import __version__
+from graphtune.errors import GraphtuneError
+
+COMMANDS = ("recipe", "sweep", "recommend", "report", "log", "lint", "doctor")
+
+
+class _Group(TyperGroup):
+    """Prints a GraphtuneError as one message on stderr and exits with its code (0 done, 1 a finding, 2 bad input)."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GraphtuneError as error:
+            typer.echo(f"graphtune: {error}", err=True)
+            raise typer.Exit(error.exit_code) from error
+
+
+app = typer.Typer(
+    name="graphtune",
+    cls=_Group,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"graphtune {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def graphtune(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Measure CUDA graph capture on your own GPU and compute the configuration to serve with.
+
+    Data goes to stdout, progress and warnings to stderr. Exit codes: 0 done, 1 a finding, 2 bad input.
+    """
+
+
+for _name in COMMANDS:
+    if find_spec(f"graphtune.cli.{_name}"):
+        import_module(f"graphtune.cli.{_name}").register(app)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()
