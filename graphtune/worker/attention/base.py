@@ -16,6 +16,9 @@ class AttentionBackend(ABC):
 
     The out-of-graph half (``plan``) may read host data, branch and launch copies; it runs before every step, eager or
     replayed. The in-graph half (``prepare``) holds device operations of static shape only and is recorded.
+
+    Every private buffer is made at its maximum when the backend is made; ``bind`` adds what one captured size needs
+    and nothing is allocated after it.
     """
 
     name: str
@@ -23,16 +26,23 @@ class AttentionBackend(ABC):
     """Length that a padded row pretends to have; it must be legal for the backend's kernels."""
 
     @abstractmethod
-    def allocate(self, max_requests: int, max_pages: int) -> None:
-        """Make every private buffer once, at its maximum. Nothing is allocated later."""
-
-    @abstractmethod
     def private_tensors(self) -> dict[str, torch.Tensor]:
         """Every private buffer by name: the address check covers them."""
 
     @abstractmethod
+    def bind(self, size: int, *, per_size: bool) -> None:
+        """Make what graphs of ``size`` requests need. ``per_size`` gives them a workspace of their own."""
+
+    @abstractmethod
+    def unbind(self) -> None:
+        """Drop what ``bind`` made for all sizes."""
+
+    @abstractmethod
     def plan(self, batch: DecodeBatch, *, graph_size: int | None) -> None:
-        """Out-of-graph half for one step. ``graph_size`` is the bucket that will be replayed, None for eager."""
+        """Out-of-graph half for one step. ``graph_size`` is the bound size to replay, None for an eager step.
+
+        Waits until the device has read what the previous plan staged, so it may be called while that step still runs.
+        """
 
     @abstractmethod
     def prepare(self, batch: DecodeBatch) -> None:

@@ -1,0 +1,207 @@
+"""FlashInfer paged decode attention: one wrapper per captured size over shared or own workspaces.
+
+Written against flashinfer-python 0.6.13. ``plan`` of the public wrapper walks the lengths in Python (1 ms at 256
+requests) and copies through pageable memory, so every step after the first uses ``fast_decode_plan``, which leaves the
+copies to the caller: they are one pinned copy here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import flashinfer
+import numpy as np
+import torch
+from flashinfer.decode import fast_decode_plan
+from flashinfer.page import get_page_module
+
+from graphtune.worker.attention.base import AttentionBackend
+from graphtune.worker.kv_cache import PagedKVCache, RequestTable
+from graphtune.worker.runners.buffers import DecodeBatch
+
+FLOAT_WORKSPACE_BYTES = 128 << 20
+INT_WORKSPACE_BYTES = 8 << 20
+TENSOR_CORE_GROUP = 4
+KERNELS = "fa2"
+_NHD = 0
+
+
+@dataclass(frozen=True)
+class _Shape:
+    heads: int
+    kv_heads: int
+    head_size: int
+    page_size: int
+    dtype: torch.dtype
+
+
+class FlashInferAttention(AttentionBackend):
+    """Decode attention of FlashInfer with its kernels named (``fa2``), on tensor cores from a GQA group of 4 on.
+
+    All private buffers are made here once: a float workspace of 128 MiB, an integer workspace of 8 MiB (device and
+    pinned), and one int32 array that holds the page offsets, last page lengths and page indices of a step, with a
+    pinned twin. ``bind`` makes one wrapper per captured size over them; with ``per_size`` the wrapper keeps an integer
+    workspace of its own.
+    """
+
+    name = "flashinfer"
+    seq_len_fill = 1
+
+    def __init__(
+        self, cache: PagedKVCache, table: RequestTable, *, heads: int, kv_heads: int, head_size: int, max_requests: int
+    ) -> None:
+        device = cache.pool.device
+        self._cache = cache
+        self._table = table
+        self._shape = _Shape(heads, kv_heads, head_size, cache.page_size, cache.pool.dtype)
+        self._tensor_cores = heads // kv_heads >= TENSOR_CORE_GROUP
+        self._max = max_requests
+        ints = 2 * max_requests + 1 + cache.pages + max_requests
+        self._metadata = torch.zeros(ints, dtype=torch.int32, device=device)
+        self._staging = torch.zeros(ints, dtype=torch.int32, pin_memory=True)
+        self._staging_host = self._staging.numpy()
+        self._offsets, self._last_page_lens, self._indices = self._split(self._metadata)
+        self._float_workspace = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._int_workspace = torch.zeros(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        # Appending through a view with pages of one slot makes the write address exactly ``out_slots``.
+        self._arange = torch.arange(max_requests + 1, dtype=torch.int32, device=device)
+        self._zeros = torch.zeros(max_requests, dtype=torch.int32, device=device)
+        self._ones = torch.ones(max_requests, dtype=torch.int32, device=device)
+        self._append = get_page_module().append_paged_kv_cache
+        self._slot_keys = [keys.flatten(0, 1).unsqueeze(1) for keys in cache.keys]
+        self._slot_values = [values.flatten(0, 1).unsqueeze(1) for values in cache.values]
+        self._caches = list(zip(cache.keys, cache.values, strict=True))
+        self._staged = torch.cuda.Event()
+        self._graph_wrappers: dict[int, flashinfer.BatchDecodeWithPagedKVCacheWrapper] = {}
+        self._own_workspaces: dict[str, torch.Tensor] = {}
+        self._eager = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            self._float_workspace, "NHD", use_tensor_cores=self._tensor_cores, backend=KERNELS
+        )
+        self._eager.reset_workspace_buffer(self._float_workspace, self._int_workspace)
+        self._public_plan(self._eager, 1)
+        self._batch: DecodeBatch | None = None
+        self._wrapper = self._eager
+
+    @property
+    def kernels(self) -> str:
+        """The kernels in use, for the record."""
+        return f"flashinfer {KERNELS}{' tensor cores' if self._tensor_cores else ''}"
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device bytes of the shared private buffers."""
+        return sum(t.numel() * t.element_size() for t in self.private_tensors().values())
+
+    def private_tensors(self) -> dict[str, torch.Tensor]:
+        return {
+            "attention.metadata": self._metadata,
+            "attention.float_workspace": self._float_workspace,
+            "attention.int_workspace": self._int_workspace,
+            "attention.arange": self._arange,
+            "attention.zeros": self._zeros,
+            "attention.ones": self._ones,
+            **self._own_workspaces,
+        }
+
+    def bind(self, size: int, *, per_size: bool) -> None:
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            self._float_workspace,
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=self._tensor_cores,
+            paged_kv_indptr_buffer=self._offsets[: size + 1],
+            paged_kv_indices_buffer=self._indices,
+            paged_kv_last_page_len_buffer=self._last_page_lens[:size],
+            backend=KERNELS,
+        )
+        if per_size:
+            self._own_workspaces[f"attention.int_workspace.{size}"] = wrapper._int_workspace_buffer
+        else:
+            wrapper.reset_workspace_buffer(self._float_workspace, self._int_workspace)
+        self._public_plan(wrapper, size)
+        self._graph_wrappers[size] = wrapper
+
+    def unbind(self) -> None:
+        self._graph_wrappers.clear()
+        self._own_workspaces.clear()
+        self._wrapper = self._eager
+
+    def plan(self, batch: DecodeBatch, *, graph_size: int | None) -> None:
+        n, shape = batch.padded_size, self._shape
+        self._staged.synchronize()
+        offsets, last_page_lens, indices = self._split(self._staging_host)
+        lens = batch.seq_lens_host.numpy()
+        counts = (lens + (shape.page_size - 1)) // shape.page_size
+        offsets[0] = 0
+        np.cumsum(counts, out=offsets[1 : n + 1])
+        np.subtract(lens, (counts - 1) * shape.page_size, out=last_page_lens[:n])
+        total = int(offsets[n])
+        table = self._table.page_table_host
+        rows = batch.req_rows_host.tolist()
+        np.concatenate([table[row, :count] for row, count in zip(rows, counts.tolist(), strict=True)], out=indices[:total])
+        used = 2 * self._max + 1 + total
+        self._metadata[:used].copy_(self._staging[:used], non_blocking=True)
+        wrapper = self._eager if graph_size is None else self._graph_wrappers[graph_size]
+        self._fast_plan(wrapper, n, total)
+        self._staged.record()
+        self._wrapper = wrapper
+
+    def prepare(self, batch: DecodeBatch) -> None:
+        self._batch = batch
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch = self._batch
+        assert batch is not None, "prepare() comes before forward()"
+        n = batch.padded_size
+        self._append(
+            k,
+            v,
+            self._arange[:n],
+            self._zeros[:n],
+            self._slot_keys[layer],
+            self._slot_values[layer],
+            batch.out_slots,
+            self._arange[: n + 1],
+            self._ones[:n],
+            _NHD,
+        )
+        return self._wrapper.run(q, self._caches[layer]).flatten(1)
+
+    def _split(self, ints):  # type: ignore[no-untyped-def]
+        """Offsets (max + 1), last page lengths (max) and page indices of one step in the shared array."""
+        return ints[: self._max + 1], ints[self._max + 1 : 2 * self._max + 1], ints[2 * self._max + 1 :]
+
+    def _public_plan(self, wrapper: flashinfer.BatchDecodeWithPagedKVCacheWrapper, size: int) -> None:
+        """The public plan, once per wrapper: it picks and loads the kernel module that ``fast_decode_plan`` needs."""
+        shape = self._shape
+        wrapper.plan(
+            torch.arange(size + 1, dtype=torch.int32),
+            torch.zeros(size, dtype=torch.int32),
+            torch.ones(size, dtype=torch.int32),
+            shape.heads,
+            shape.kv_heads,
+            shape.head_size,
+            shape.page_size,
+            q_data_type=shape.dtype,
+            kv_data_type=shape.dtype,
+        )
+
+    def _fast_plan(self, wrapper: flashinfer.BatchDecodeWithPagedKVCacheWrapper, size: int, total: int) -> None:
+        shape = self._shape
+        offsets, last_page_lens, _ = self._split(self._staging)
+        fast_decode_plan(
+            wrapper,
+            self._offsets[: size + 1],
+            self._indices[:total],
+            last_page_lens[:size],
+            shape.heads,
+            shape.kv_heads,
+            shape.head_size,
+            shape.page_size,
+            q_data_type=shape.dtype,
+            kv_data_type=shape.dtype,
+            global_override_indptr_cpu=offsets[: size + 1],
+        )
+        if wrapper is self._eager:
+            # Given a host array, fast_decode_plan keeps it; the kernels want the device twin.
+            wrapper._paged_kv_last_page_len_buf = self._last_page_lens[:size]

@@ -1,0 +1,155 @@
+"""One CUDA graph per key, all in one pool, recorded on the current stream."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, Forward, GraphBackend
+from graphtune.worker.graphs.shape_key import ShapeKey
+
+WARMUPS = 2
+
+
+class FullBackend(GraphBackend):
+    """Records whole forwards with ``torch.cuda.CUDAGraph``.
+
+    Everything, eager steps included, runs on one stream that is not the default one: the caller sets it before. A
+    second stream would cost a cuBLAS workspace of its own. Recording and instantiating are timed apart, which is why
+    graphs are kept (``keep_graph``).
+    """
+
+    name = "full"
+
+    def __init__(self) -> None:
+        if torch.cuda.current_stream() == torch.cuda.default_stream():
+            raise RuntimeError("set a stream of your own before making this backend; the default one cannot capture")
+        self._pool: tuple[int, int] | None = None
+        self._graphs: dict[ShapeKey, torch.cuda.CUDAGraph] = {}
+        self._outputs: dict[ShapeKey, torch.Tensor] = {}
+        self._inputs: dict[ShapeKey, tuple[torch.Tensor, ...]] = {}
+
+    @contextlib.contextmanager
+    def capture_session(self) -> Iterator[None]:
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        # A collection in the middle of a recording could free a CUDA object, which a recording must not do.
+        gc.freeze()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
+            gc.unfreeze()
+            gc.collect()
+            torch.cuda.synchronize()
+
+    def capture_one(
+        self,
+        key: ShapeKey,
+        forward: Forward,
+        capture_inputs: Sequence[torch.Tensor] = (),
+        post_warmup_hook: Callable[[], None] | None = None,
+    ) -> CaptureTiming:
+        if self._pool is None:
+            raise RuntimeError("capture_one() outside capture_session()")
+        started = time.perf_counter()
+        for _ in range(WARMUPS):
+            torch.cuda.synchronize()
+            forward()
+            if post_warmup_hook is not None:
+                post_warmup_hook()
+        torch.cuda.synchronize()
+        warmed = time.perf_counter()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        output = self._record(graph, forward)
+        recorded = time.perf_counter()
+        graph.instantiate()
+        torch.cuda.synchronize()
+        instantiated = time.perf_counter()
+        self._graphs[key] = graph
+        self._outputs[key] = output
+        self._inputs[key] = tuple(capture_inputs)
+        return CaptureTiming(
+            warmup_s=warmed - started,
+            record_s=recorded - warmed,
+            instantiate_s=instantiated - recorded,
+            nodes=node_count(graph),
+            segments=1,
+        )
+
+    def _record(self, graph: torch.cuda.CUDAGraph, forward: Forward) -> torch.Tensor:
+        # torch.cuda.graph() would synchronise, collect and empty caches at every size; the session did that once.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            output = forward()
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            if isinstance(error, torch.cuda.OutOfMemoryError) or not isinstance(error, Exception):
+                raise
+            raise CaptureError(describe(error)) from error
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            raise CaptureError(f"ending the capture failed: {first_line(error)}") from error
+        return output
+
+    def can_run(self, key: ShapeKey) -> bool:
+        return key in self._graphs
+
+    def replay_session(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def replay(self, key: ShapeKey) -> torch.Tensor:
+        self._graphs[key].replay()
+        return self._outputs[key]
+
+    def pool_bytes(self) -> int:
+        if self._pool is None:
+            return 0
+        return sum(int(segment["total_size"]) for segment in torch.cuda.memory_snapshot(mempool_id=self._pool))
+
+    def cleanup(self) -> None:
+        torch.cuda.synchronize()
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+        self._outputs.clear()
+        self._inputs.clear()
+        self._pool = None
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def describe(error: BaseException) -> str:
+    """What failed and where: the innermost frame outside torch, with its source text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "/torch/" not in frame.filename.replace("\\", "/")]
+    place = (ours or frames)[-1]
+    name = "/".join(place.filename.replace("\\", "/").split("/")[-2:])
+    return f"{first_line(error)} — at {name}:{place.lineno}: {place.line}"
+
+
+def node_count(graph: torch.cuda.CUDAGraph) -> int | None:
+    """Nodes of a kept graph, counted by the driver; None when the driver library cannot be called."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    count = ctypes.c_size_t(0)
+    failed = driver.cuGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count))
+    return None if failed else int(count.value)
