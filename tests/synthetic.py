@@ -415,7 +415,7 @@ def h200_sweep(path: Path = Path("reports/synthetic-8b-nvidia-h200")) -> Sweep:
         for order in ("descending", "ascending"):
             for sharing in ("shared", "per_size"):
                 position += 1
-                of = CaptureList(name, "decode", "full", sizes, order, sharing, sharing)  # type: ignore[arg-type]
+                of = CaptureList(name, "decode", "full", sizes, order, sharing, sharing)
                 cost = setting_bytes(of)
                 lists.append(captured_list(of, position=position, first_bytes=cost.first, each_bytes=cost.each))
     cells.append(cell_result(lists, [], process=1, purpose="main"))
