@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphtune.errors import Finding
+from graphtune.results import Point
+from graphtune.tune.latency_model import LatencyModel, latency_model
+from tests.synthetic import cell_result, h200_sweep, point, small_sweep
+
+
+def model_of(points: list[Point], **settings: float) -> LatencyModel:
+    lists = small_sweep((1,)).cells[0].captured_lists
+    return latency_model([cell_result(lists, points)], **settings)  # type: ignore[arg-type]
+
+
+def test_measured_sizes_are_looked_up_and_sizes_between_interpolated() -> None:
+    model = model_of([point(4, 1024, "graph", 1000.0), point(8, 1024, "graph", 1400.0)])
+    at_four, at_five = model.graph(4, 1024), model.graph(5, 1024)
+    assert at_four is not None and (at_four.us, at_four.provenance) == (1000.0, "measured")
+    assert at_five is not None and (at_five.us, at_five.provenance) == (1100.0, "interpolated")
+
+
+@pytest.mark.parametrize("size", [1, 3, 9, 512])
+def test_nothing_is_extrapolated_in_size(size: int) -> None:
+    model = model_of([point(4, 1024, "graph", 1000.0), point(8, 1024, "graph", 1400.0)])
+    assert model.graph(size, 1024) is None
+    assert model.eager(4, 1024) is None
+
+
+def test_contexts_between_are_interpolated_and_beyond_are_not_answered() -> None:
+    points = [point(s, c, "graph", 1000.0 + s + c) for s in (4, 8) for c in (512, 1024)]
+    model = model_of(points)
+    between = model.graph(8, 768)
+    assert between is not None and between.provenance == "interpolated"
+    assert between.us == pytest.approx(1776.0)
+    assert model.graph(8, 2048) is None and model.graph(8, 100) is None
+    assert model.nearest_context(2048) == 1024 and model.nearest_context(100) == 512
+    assert model.nearest_context(600) == 600
+
+
+def test_a_measured_context_with_an_unmeasured_size_is_interpolated() -> None:
+    points = [point(s, c, "graph", 1000.0 + s) for s in (4, 8) for c in (512, 1024)]
+    points.append(point(6, 1024, "graph", 1006.0))
+    model = model_of(points)
+    sparse = model.graph(6, 512)
+    assert sparse is not None and sparse.provenance == "interpolated"
+    exact = model.graph(6, 1024)
+    assert exact is not None and exact.provenance == "measured"
+
+
+def test_a_context_that_lacks_the_size_does_not_answer_for_it() -> None:
+    points = [point(s, 1024, "graph", 1000.0 + s) for s in (4, 256)] + [point(4, 16384, "graph", 2000.0)]
+    model = model_of(points)
+    assert model.graph(256, 8000) is None
+    assert model.graph(4, 8000) is not None
+
+
+def test_eager_overhead_is_added_to_eager_only() -> None:
+    points = [point(4, 1024, "graph", 1000.0), point(4, 1024, "eager", 5000.0)]
+    model = model_of(points, eager_overhead_us=700.0)
+    graph, eager = model.graph(4, 1024), model.eager(4, 1024)
+    assert graph is not None and graph.us == 1000.0
+    assert eager is not None and eager.us == 5700.0
+
+
+def test_processes_are_combined_and_failed_points_left_out() -> None:
+    lists = small_sweep((1,)).cells[0].captured_lists
+    good = point(4, 1024, "graph", 1000.0)
+    broken = replace(point(8, 1024, "graph", 1.0), status="failed", reason="illegal access")
+    cells = [
+        cell_result(lists, [good, broken], process=1),
+        cell_result(lists, [point(4, 1024, "graph", 1100.0)], process=2),
+    ]
+    model = latency_model(cells)
+    assert model.sizes("graph", 1024) == (4,)
+    figure = model.graph(4, 1024)
+    assert figure is not None and figure.us == 1050.0
+    assert set(model.cell_ids) == {cell.cell_id for cell in cells}
+
+
+def test_the_attention_backend_with_the_most_points_is_taken() -> None:
+    points = [point(s, 1024, "graph", 1000.0) for s in (1, 2, 4)]
+    other = [replace(p, attention="sdpa") for p in points[:1]]
+    assert model_of(points + other).attention == "flashinfer"
+
+
+def test_a_sweep_without_graph_points_is_a_finding() -> None:
+    with pytest.raises(Finding):
+        model_of([point(4, 1024, "eager", 5000.0)])
+
+
+def test_the_main_context_has_the_most_sizes() -> None:
+    assert latency_model(h200_sweep().cells).main_context == 1024
+
+
+@given(
+    st.dictionaries(st.integers(1, 300), st.floats(100, 1e5), min_size=1, max_size=12),
+    st.integers(1, 300),
+)
+def test_figures_stay_between_their_measured_neighbours(known: dict[int, float], size: int) -> None:
+    model = model_of([point(s, 1024, "graph", us) for s, us in known.items()])
+    figure = model.graph(size, 1024)
+    if size < min(known) or size > max(known):
+        assert figure is None
+        return
+    assert figure is not None
+    assert (figure.provenance == "measured") == (size in known)
+    below = known[max(s for s in known if s <= size)]
+    above = known[min(s for s in known if s >= size)]
+    assert min(below, above) * (1 - 1e-9) <= figure.us <= max(below, above) * (1 + 1e-9)
