@@ -9,6 +9,12 @@ from typing import Any
 
 from graphtune.results import CaptureList, Execution, Phase
 
+UNION = "union"
+"""Name of the list that latency is measured on: all sizes of all lists."""
+
+STEP_TOKENS = 256
+"""Tokens by which every request may grow while its steps are timed; the KV pool has room for them."""
+
 
 @dataclass(frozen=True)
 class Measure:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from graphtune.errors import InputError
 from graphtune.plan import Cell, Skip
 from graphtune.results import SCHEMA, CellResult, Point, Samples
+from graphtune.stats import median_us, spread_us
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -341,14 +341,11 @@ def _row(cell: CellResult, point: Point) -> dict[str, Any]:
 
 
 def _statistics(time: str, samples: Samples | None) -> dict[str, Any]:
-    if samples is None or not samples.us:
-        return {f"{time}_{statistic}": None for statistic in ("median", "low", "high", "taken", "stop")}
-    us = samples.us
-    low, _, high = statistics.quantiles(us, n=4, method="inclusive") if len(us) > 1 else (us[0], us[0], us[0])
+    spread = spread_us(samples)
     return {
-        f"{time}_median": statistics.median(us),
-        f"{time}_low": low,
-        f"{time}_high": high,
-        f"{time}_taken": samples.taken,
-        f"{time}_stop": samples.stop,
+        f"{time}_median": median_us(samples),
+        f"{time}_low": spread[0] if spread else None,
+        f"{time}_high": spread[1] if spread else None,
+        f"{time}_taken": samples.taken if samples else None,
+        f"{time}_stop": samples.stop if samples else None,
     }
