@@ -54,7 +54,8 @@ class Serving:
 @dataclass(frozen=True)
 class Dispatch:
     """How an engine picks a bucket for a batch: ``always`` pads to the next size, ``capped`` refuses above
-    ``cap_factor`` times the raw size, ``exact`` replays only equal sizes. Above the top the engine runs eager."""
+    ``cap_factor`` times the raw size, ``exact`` replays only equal sizes. Above the top the engine runs eager.
+    ``decode_by_default`` is the engine's own default where the flags that graphtune writes change it."""
 
     decode: Padding
     prefill: Padding
@@ -63,6 +64,7 @@ class Dispatch:
     one_list: bool
     prefill_cap_factor: float | None = None
     above_top: str = "eager"
+    decode_by_default: Padding | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,21 @@ class Flags:
     args: tuple[str, ...] = ()
     yaml: str | None = None
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemoryRule:
+    """How an engine divides a device when nobody tells it otherwise, decode graphs left out.
+
+    It gives ``fraction`` of ``base`` to weights and KV cache and keeps the rest free. ``covers`` names the budget
+    terms that the part kept free is meant to hold; what is not covered comes out of the fraction. ``setting`` is the
+    name of the option that changes the fraction.
+    """
+
+    fraction: float
+    base: Literal["total", "free_before_load", "free_after_load"]
+    covers: frozenset[str]
+    setting: str
 
 
 class Engine(ABC):
@@ -96,3 +113,11 @@ class Engine(ABC):
         """Bytes of the device the engine itself keeps from weights and KV cache by its own rule, graphs included.
 
         Raises InputError when the rule needs the device's memory and it is not known."""
+
+    @abstractmethod
+    def memory_rule(self, device: DeviceFacts, serving: Serving) -> MemoryRule:
+        """The engine's default division of the device, with no guess at decode graphs in it: they are measured."""
+
+    @abstractmethod
+    def memory_flags(self, fraction: float) -> Flags:
+        """Flags that set the fraction of ``memory_rule``."""

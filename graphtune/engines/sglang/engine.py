@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, Serving
+from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, MemoryRule, Serving
 from graphtune.engines.sglang import lists, memory
 from graphtune.errors import InputError
 
@@ -44,6 +44,15 @@ class SGLang(Engine):
             raise InputError("the memory of the device is not known", action="Name the card or its memory.")
         fraction = memory.mem_fraction_static(device, serving)
         return round(device.nvml_total_mib * (1 - fraction) * MIB)
+
+    def memory_rule(self, device: DeviceFacts, serving: Serving) -> MemoryRule:
+        reserve = memory.reserve_mib(device, serving, decode_graphs=False)
+        fraction = memory.mem_fraction_static(device, serving, reserve=reserve)
+        covers = frozenset({"workspace", "static_buffers", "activation_peak"})
+        return MemoryRule(fraction, "free_before_load", covers, "--mem-fraction-static")
+
+    def memory_flags(self, fraction: float) -> Flags:
+        return Flags(args=("--mem-fraction-static", f"{fraction:.3f}"))
 
 
 SGLANG = SGLang()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, Serving
+from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, MemoryRule, Serving
 from graphtune.engines.tensorrt_llm import lists
 from graphtune.errors import InputError
 
@@ -19,7 +19,12 @@ class TensorRTLLM(Engine):
     version: str = "1.3"
     name: str = "tensorrt_llm"
     dispatch: Dispatch = Dispatch(
-        decode="always", prefill="always", decode_unit="requests", prefill_unit="tokens", one_list=False
+        decode="always",
+        prefill="always",
+        decode_unit="requests",
+        prefill_unit="tokens",
+        one_list=False,
+        decode_by_default="exact",
     )
 
     @property
@@ -49,6 +54,14 @@ class TensorRTLLM(Engine):
             raise InputError("the memory of the device is not known", action="Name the card or its memory.")
         fraction = DEFAULT_FREE_FRACTION if serving.mem_fraction is None else serving.mem_fraction
         return round(device.nvml_total_mib * MIB * (1 - fraction))
+
+    def memory_rule(self, device: DeviceFacts, serving: Serving) -> MemoryRule:
+        fraction = DEFAULT_FREE_FRACTION if serving.mem_fraction is None else serving.mem_fraction
+        covers = frozenset({"activation_peak", "graphs"})
+        return MemoryRule(fraction, "free_after_load", covers, "kv_cache_config.free_gpu_memory_fraction")
+
+    def memory_flags(self, fraction: float) -> Flags:
+        return Flags(yaml=f"kv_cache_config:\n  free_gpu_memory_fraction: {fraction:.3f}\n")
 
 
 TENSORRT_LLM = TensorRTLLM()

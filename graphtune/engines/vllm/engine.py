@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 
-from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, Serving
+from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, MemoryRule, Serving
 from graphtune.engines.vllm import lists
 from graphtune.errors import InputError
 
@@ -40,6 +40,13 @@ class VLLMEngine(Engine):
         total = device.nvml_total_mib * MIB
         utilization = lists.DEFAULT_UTILIZATION if serving.mem_fraction is None else serving.mem_fraction
         return total - math.ceil(total * utilization)
+
+    def memory_rule(self, device: DeviceFacts, serving: Serving) -> MemoryRule:
+        utilization = lists.DEFAULT_UTILIZATION if serving.mem_fraction is None else serving.mem_fraction
+        return MemoryRule(utilization, "total", frozenset({"context"}), "--gpu-memory-utilization")
+
+    def memory_flags(self, fraction: float) -> Flags:
+        return Flags(args=("--gpu-memory-utilization", f"{fraction:.3f}"))
 
 
 VLLM = VLLMEngine()
