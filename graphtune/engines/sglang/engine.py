@@ -10,20 +10,23 @@ from graphtune.engines.sglang import lists, memory
 from graphtune.errors import InputError
 
 
+DISPATCH = Dispatch(
+    decode="always",
+    prefill="capped",
+    decode_unit="requests",
+    prefill_unit="tokens",
+    one_list=False,
+    prefill_cap_factor=2.0,
+)
+
+
 @dataclass(frozen=True)
 class SGLang(Engine):
     """Decode lists in requests; prefill lists in tokens, refused when padding would more than double the work."""
 
     version: str = "0.5.23"
     name: str = "sglang"
-    dispatch: Dispatch = Dispatch(
-        decode="always",
-        prefill="capped",
-        decode_unit="requests",
-        prefill_unit="tokens",
-        one_list=False,
-        prefill_cap_factor=2.0,
-    )
+    dispatch: Dispatch = DISPATCH
 
     def default_decode_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
         speculative = serving.spec_tokens > 0

@@ -11,6 +11,16 @@ from graphtune.errors import InputError
 DEFAULT_FREE_FRACTION = 0.9
 
 
+DISPATCH = Dispatch(
+    decode="always",
+    prefill="always",
+    decode_unit="requests",
+    prefill_unit="tokens",
+    one_list=False,
+    decode_by_default="exact",
+)
+
+
 @dataclass(frozen=True)
 class TensorRTLLM(Engine):
     """Decode lists in requests. The dispatch stated is that of ``enable_padding: true``, which graphtune writes; the
@@ -18,14 +28,7 @@ class TensorRTLLM(Engine):
 
     version: str = "1.3"
     name: str = "tensorrt_llm"
-    dispatch: Dispatch = Dispatch(
-        decode="always",
-        prefill="always",
-        decode_unit="requests",
-        prefill_unit="tokens",
-        one_list=False,
-        decode_by_default="exact",
-    )
+    dispatch: Dispatch = DISPATCH
 
     @property
     def older(self) -> bool:

@@ -11,15 +11,16 @@ from graphtune.engines.vllm import lists
 from graphtune.errors import InputError
 
 
+DISPATCH = Dispatch(decode="always", prefill="always", decode_unit="tokens", prefill_unit="tokens", one_list=True)
+
+
 @dataclass(frozen=True)
 class VLLMEngine(Engine):
     """One list in tokens serves decode and prefill; padding has no cap."""
 
     version: str = "0.33"
     name: str = "vllm"
-    dispatch: Dispatch = Dispatch(
-        decode="always", prefill="always", decode_unit="tokens", prefill_unit="tokens", one_list=True
-    )
+    dispatch: Dispatch = DISPATCH
 
     def default_decode_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
         return lists.generate(device, serving)

@@ -81,5 +81,5 @@ def generate(device: DeviceFacts, serving: Serving, largest: int | None = None) 
 def uniform_decode(of: Limits, width: int, top: int, cap: int) -> tuple[int, ...]:
     """Token counts of decode batches in which every request has ``width`` rows, up to ``top``."""
     limit = min(of.max_num_seqs, cap)
-    requests = (of.max_num_seqs,) if width == 1 else ascending(n for n in grid(limit) + (limit,))
+    requests = (of.max_num_seqs,) if width == 1 else ascending(grid(limit), (limit,))
     return tuple(n * width for n in requests if n * width <= top)
