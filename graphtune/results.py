@@ -149,8 +149,8 @@ class Mark:
     stage: str
     list_index: int | None
     size: int | None
-    torch_allocated_bytes: int
-    torch_reserved_bytes: int
+    torch_allocated_bytes: int | None
+    torch_reserved_bytes: int | None
     pool_bytes: int
     nvml_process_bytes: int | None
     nvml_device_bytes: int | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -108,10 +108,8 @@ class GraphDecode:
         self._weights: AddressBook | None = None
         self._batch: DecodeBatch | None = None
 
-    def capture(
-        self, observe: Callable[[int], None] = lambda size: None
-    ) -> Iterator[tuple[int, CaptureTiming | CaptureFailure]]:
-        """Capture the list in its order, yielding (size, timing or failure); ``observe(size)`` runs before each size.
+    def capture(self) -> Iterator[tuple[int, CaptureTiming | CaptureFailure]]:
+        """Capture the list in its order, yielding (size, timing or failure).
 
         Consume it to the end: the address book is written after the last size. A size that fails is left out and the
         next one is tried; device memory errors pass through.
@@ -119,7 +117,6 @@ class GraphDecode:
         order = sorted(self.list.sizes, reverse=self.list.order == "descending")
         with self.backend.capture_session():
             for size in order:
-                observe(size)
                 yield size, self._capture_size(size)
         self.eager.buffers.reset()
         self._addresses = AddressBook(self.owners())
