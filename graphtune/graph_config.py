@@ -196,7 +196,8 @@ class Downgraded:
 
 def downgrade(config: GraphConfig, facts: Facts, rules: Iterable[Rule[Facts]]) -> Downgraded:
     """Apply a table of rules in order."""
-    runs, fired = config, []
+    runs = config
+    fired: list[Fired] = []
     for rule in rules:
         if not rule.condition(facts, runs):
             continue

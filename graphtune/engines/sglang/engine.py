@@ -9,7 +9,6 @@ from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, Me
 from graphtune.engines.sglang import lists, memory
 from graphtune.errors import InputError
 
-
 DISPATCH = Dispatch(
     decode="always",
     prefill="capped",

@@ -10,7 +10,6 @@ from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, Me
 from graphtune.engines.vllm import lists
 from graphtune.errors import InputError
 
-
 DISPATCH = Dispatch(decode="always", prefill="always", decode_unit="tokens", prefill_unit="tokens", one_list=True)
 
 
