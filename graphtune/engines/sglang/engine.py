@@ -54,7 +54,7 @@ class SGLang(Engine):
         return MemoryRule(fraction, "free_before_load", covers, "--mem-fraction-static")
 
     def memory_flags(self, fraction: float) -> Flags:
-        return Flags(args=("--mem-fraction-static", f"{fraction:.3f}"))
+        return Flags(args=("--mem-fraction-static", f"{fraction:g}"))
 
 
 SGLANG = SGLang()

@@ -64,7 +64,7 @@ class TensorRTLLM(Engine):
         return MemoryRule(fraction, "free_after_load", covers, "kv_cache_config.free_gpu_memory_fraction")
 
     def memory_flags(self, fraction: float) -> Flags:
-        return Flags(yaml=f"kv_cache_config:\n  free_gpu_memory_fraction: {fraction:.3f}\n")
+        return Flags(yaml=f"kv_cache_config:\n  free_gpu_memory_fraction: {fraction:g}\n")
 
 
 TENSORRT_LLM = TensorRTLLM()

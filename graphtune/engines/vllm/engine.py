@@ -46,7 +46,7 @@ class VLLMEngine(Engine):
         return MemoryRule(utilization, "total", frozenset({"context"}), "--gpu-memory-utilization")
 
     def memory_flags(self, fraction: float) -> Flags:
-        return Flags(args=("--gpu-memory-utilization", f"{fraction:.3f}"))
+        return Flags(args=("--gpu-memory-utilization", f"{fraction:g}"))
 
 
 VLLM = VLLMEngine()
