@@ -104,7 +104,7 @@ class GpuMemory:
 
     ``nvml_total_bytes`` is what nvidia-smi shows: engines choose their defaults by it. ``cuda_total_bytes`` is what a
     process can have: every budget starts from it; ``cuda_total_assumed`` when no process of that card measured it.
-    ``rule`` says in words how both came about.
+    ``rule`` says in words how both came about. ``compute_capability`` is that of the card named, if one is.
     """
 
     nvml_total_bytes: int
@@ -112,24 +112,34 @@ class GpuMemory:
     cuda_total_assumed: bool
     rule: str
     card: str | None
+    compute_capability: tuple[int, int] | None = None
 
     @property
     def nvml_total_mib(self) -> int:
         return self.nvml_total_bytes // MIB
 
 
-NOMINAL_CARDS: dict[int, tuple[int, str]] = {
-    16: (16376, "GeForce RTX 4080"),
-    24: (24564, "GeForce RTX 4090"),
-    32: (32607, "GeForce RTX 5090"),
-    48: (46068, "L40S"),
-    80: (81559, "H100 80GB"),
-    96: (97871, "H20"),
-    141: (143771, "H200"),
-    180: (183359, "B200"),
-    192: (183359, "B200"),
+@dataclass(frozen=True)
+class Card:
+    """A card that has a size on its box: what nvidia-smi reports for it, and its generation."""
+
+    nvml_total_mib: int
+    name: str
+    compute_capability: tuple[int, int]
+
+
+NOMINAL_CARDS: dict[int, Card] = {
+    16: Card(16376, "GeForce RTX 4080", (8, 9)),
+    24: Card(24564, "GeForce RTX 4090", (8, 9)),
+    32: Card(32607, "GeForce RTX 5090", (12, 0)),
+    48: Card(46068, "L40S", (8, 9)),
+    80: Card(81559, "H100 80GB", (9, 0)),
+    96: Card(97871, "H20", (9, 0)),
+    141: Card(143771, "H200", (9, 0)),
+    180: Card(183359, "B200", (10, 0)),
+    192: Card(183359, "B200", (10, 0)),
 }
-"""Size on the box to (MiB that nvidia-smi reports, a card that reports it)."""
+"""By size on the box in GB."""
 
 ASSUMED_OVERHEAD_BYTES = 600 * MIB
 LARGEST_BARE_GIB = 1024
@@ -148,9 +158,9 @@ def parse_gpu_memory(text: str, swept: Environment | None = None) -> GpuMemory:
         nvml_bytes = parse_bytes(text, where=where)
         rule = f"{text.strip()} taken as written"
     elif number in NOMINAL_CARDS:
-        mib, card = NOMINAL_CARDS[int(number)]
-        nvml_bytes = mib * MIB
-        rule = f"{text.strip()} is the nominal size of a card such as {card}, for which nvidia-smi reports {mib} MiB"
+        card = NOMINAL_CARDS[int(number)]
+        nvml_bytes = card.nvml_total_mib * MIB
+        rule = f"{text.strip()} is the size on the box of a {card.name}, for which nvidia-smi shows {card.nvml_total_mib} MiB"
     elif number > LARGEST_BARE_GIB:
         raise InputError(
             f"{text.strip()} without a unit means GiB, more than any card has",
@@ -169,11 +179,10 @@ def swept_gpu_memory(swept: Environment) -> GpuMemory | None:
     """Memory of the card that was swept; None where the sweep does not know it (a CPU)."""
     if swept.nvml_total_bytes is None:
         return None
-    rule = f"the card that was swept, {swept.device_name}"
-    return _with_cuda_total(swept.nvml_total_bytes, rule, swept.device_name, swept)
+    return _with_cuda_total(swept.nvml_total_bytes, "the card that was swept", None, swept)
 
 
-def _with_cuda_total(nvml_bytes: int, rule: str, card: str | None, swept: Environment | None) -> GpuMemory:
+def _with_cuda_total(nvml_bytes: int, rule: str, card: Card | None, swept: Environment | None) -> GpuMemory:
     same_card = (
         swept is not None
         and swept.nvml_total_bytes is not None
@@ -184,7 +193,15 @@ def _with_cuda_total(nvml_bytes: int, rule: str, card: str | None, swept: Enviro
         assert swept is not None and swept.cuda_total_bytes is not None
         cuda_bytes = swept.cuda_total_bytes
         rule += f"; a process can have {format_bytes(cuda_bytes)}, measured on {swept.device_name}"
-        return GpuMemory(nvml_bytes, cuda_bytes, False, rule, card or swept.device_name)
+        capability = _capability(swept.compute_capability)
+        return GpuMemory(nvml_bytes, cuda_bytes, False, rule, swept.device_name, capability)
     cuda_bytes = nvml_bytes - ASSUMED_OVERHEAD_BYTES
     rule += f"; a process is assumed to have {format_bytes(cuda_bytes)}, 600 MiB less"
-    return GpuMemory(nvml_bytes, cuda_bytes, True, rule, card)
+    if card is None:
+        return GpuMemory(nvml_bytes, cuda_bytes, True, rule, None)
+    return GpuMemory(nvml_bytes, cuda_bytes, True, rule, card.name, card.compute_capability)
+
+
+def _capability(text: str | None) -> tuple[int, int] | None:
+    major, dot, minor = (text or "").partition(".")
+    return (int(major), int(minor)) if dot and major.isdigit() and minor.isdigit() else None

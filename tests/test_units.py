@@ -105,12 +105,13 @@ def test_step_times_are_written_short(us: float, text: str) -> None:
 
 @pytest.mark.parametrize("nominal", sorted(NOMINAL_CARDS))
 def test_a_nominal_size_is_the_card_that_nvidia_smi_shows(nominal: int) -> None:
-    mib, card = NOMINAL_CARDS[nominal]
+    card = NOMINAL_CARDS[nominal]
     memory = parse_gpu_memory(str(nominal))
-    assert memory.nvml_total_mib == mib
-    assert memory.cuda_total_bytes == mib * MIB - ASSUMED_OVERHEAD_BYTES
+    assert memory.nvml_total_mib == card.nvml_total_mib
+    assert memory.cuda_total_bytes == card.nvml_total_mib * MIB - ASSUMED_OVERHEAD_BYTES
     assert memory.cuda_total_assumed
-    assert memory.card == card and card in memory.rule and "assumed" in memory.rule
+    assert memory.card == card.name and card.name in memory.rule and "assumed" in memory.rule
+    assert memory.compute_capability == card.compute_capability
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,7 @@ def test_the_swept_card_lends_its_measured_total() -> None:
     memory = parse_gpu_memory("141", swept)
     assert memory.cuda_total_bytes == swept.cuda_total_bytes
     assert not memory.cuda_total_assumed and "measured" in memory.rule
+    assert (memory.card, memory.compute_capability) == (swept.device_name, (9, 0))
     assert parse_gpu_memory("80", swept).cuda_total_assumed
     assert parse_gpu_memory("141GiB", swept).cuda_total_assumed
 
