@@ -160,7 +160,8 @@ def parse_gpu_memory(text: str, swept: Environment | None = None) -> GpuMemory:
     elif number in NOMINAL_CARDS:
         card = NOMINAL_CARDS[int(number)]
         nvml_bytes = card.nvml_total_mib * MIB
-        rule = f"{text.strip()} is the size on the box of a {card.name}, for which nvidia-smi shows {card.nvml_total_mib} MiB"
+        shown = f"for which nvidia-smi shows {card.nvml_total_mib} MiB"
+        rule = f"{text.strip()} is the size on the box of a {card.name}, {shown}"
     elif number > LARGEST_BARE_GIB:
         raise InputError(
             f"{text.strip()} without a unit means GiB, more than any card has",
