@@ -1,0 +1,102 @@
+"""The full backend where there is no GPU: one tape per key, all in one pool."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from graphtune.worker.graphs.backend import CaptureTiming, Forward, GraphBackend
+from graphtune.worker.graphs.shape_key import ShapeKey
+from graphtune.worker.graphs.tape import Tape, record
+from graphtune.worker.graphs.tape_pool import BytePool
+from graphtune.worker.graphs.tape_recorder import Made, Outside
+
+WARMUPS = 2
+
+
+class TapeBackend(GraphBackend):
+    """Records whole forwards on tapes. ``segment_bytes`` is the pool's granularity, see BytePool."""
+
+    name = "full"
+
+    def __init__(self, *, segment_bytes: int = 64 * 1024) -> None:
+        self._segment_bytes = segment_bytes
+        self._pool: BytePool | None = None
+        self._tapes: dict[ShapeKey, Tape] = {}
+        self._inputs: dict[ShapeKey, tuple[torch.Tensor, ...]] = {}
+
+    @contextlib.contextmanager
+    def capture_session(self) -> Iterator[None]:
+        # Cycles from before would keep pool bytes in use; a collection in the middle would return some of them at a
+        # moment that differs from run to run, and with them the layout of the pool.
+        gc.collect()
+        if self._pool is None:
+            self._pool = BytePool(self._segment_bytes)
+        gc.freeze()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
+            gc.unfreeze()
+            gc.collect()
+
+    def capture_one(
+        self,
+        key: ShapeKey,
+        forward: Forward,
+        capture_inputs: Sequence[torch.Tensor] = (),
+        post_warmup_hook: Callable[[], None] | None = None,
+    ) -> CaptureTiming:
+        if self._pool is None:
+            raise RuntimeError("capture_one() outside capture_session()")
+        started = time.perf_counter()
+        for _ in range(WARMUPS):
+            forward()
+            if post_warmup_hook is not None:
+                post_warmup_hook()
+        warmed = time.perf_counter()
+        recording = record(forward, self._pool)
+        recorded = time.perf_counter()
+        tape = Tape(recording)
+        instantiated = time.perf_counter()
+        self._tapes[key] = tape
+        self._inputs[key] = tuple(capture_inputs)
+        return CaptureTiming(
+            warmup_s=warmed - started,
+            record_s=recorded - warmed,
+            instantiate_s=instantiated - recorded,
+            nodes=tape.nodes,
+            segments=1,
+        )
+
+    def can_run(self, key: ShapeKey) -> bool:
+        return key in self._tapes
+
+    def replay_session(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def replay(self, key: ShapeKey) -> torch.Tensor:
+        return self._tapes[key].replay()
+
+    def pool_bytes(self) -> int:
+        return 0 if self._pool is None else self._pool.bytes()
+
+    def cleanup(self) -> None:
+        self._tapes.clear()
+        self._inputs.clear()
+        self._pool = None
+
+    def unowned(self, key: ShapeKey, owners: Mapping[str, torch.Tensor]) -> list[Outside]:
+        """Tensors from outside that the recording of ``key`` uses and that lie in no owner's storage."""
+        return self._tapes[key].unowned(owners)
+
+    def escaped(self, key: ShapeKey) -> list[Made]:
+        """Tensors made while recording ``key`` that are still alive, the output apart."""
+        return self._tapes[key].escaped()
