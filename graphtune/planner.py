@@ -70,7 +70,7 @@ def plan_sweep(
     profile = _at_most(recipe.decode.profile_sizes, union, loaded, ("decode", "profile_sizes"))
     cells = []
     for process in range(1, (processes or recipe.processes) + 1):
-        for start in range(0, max(len(lists), 1), LISTS_PER_CELL):
+        for start in range(0, len(lists), LISTS_PER_CELL):
             first = start == 0
             cells.append(
                 replace(
@@ -255,15 +255,13 @@ def _kv_room_tokens(loaded: LoadedRecipe, facts: DeviceFacts | None) -> int | No
 def _latency(
     loaded: LoadedRecipe, contexts: dict[int, tuple[int, ...]], pool: _Pool
 ) -> tuple[tuple[LatencyAt, ...], tuple[Skip, ...]]:
-    backends = loaded.recipe.decode.backends
-    executions: list[Execution] = ["graph"] if "full" in backends else []
-    executions += ["eager"] if "eager" in backends else []
+    executions: tuple[Execution, ...] = ("graph", "eager") if "eager" in loaded.recipe.decode.backends else ("graph",)
     latency, skips = [], []
     for tokens, sizes in contexts.items():
         held = tuple(size for size in sizes if pool.holds(size, tokens + STEP_TOKENS))
         left = [size for size in sizes if size not in held]
         if held:
-            latency.append(LatencyAt(held, tokens, tuple(executions)))
+            latency.append(LatencyAt(held, tokens, executions))
         if left:
             need = pool.tokens_for(left[0], tokens + STEP_TOKENS)
             reason = f"{left[0]} requests take {need} KV tokens; {pool.limit} leaves {pool.tokens}"
@@ -286,8 +284,6 @@ def _capture_lists(
     loaded: LoadedRecipe, named: list[tuple[str, tuple[int, ...]]], union: tuple[int, ...], *, timed: bool
 ) -> tuple[CaptureList, ...]:
     """Every list under every setting; first the one that latency is timed on, when anything is timed."""
-    if "full" not in loaded.recipe.decode.backends:
-        return ()
     lists = [
         CaptureList(name, "decode", "full", sizes, order, output, workspace)
         for order, output, workspace in _settings(loaded)

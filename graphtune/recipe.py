@@ -111,6 +111,8 @@ def _check_axes(recipe: Recipe, source: Source) -> None:
             raise InputError("a named list is taken whole", where=source.where((*path, "max")))
         if choice.name == UNION:
             raise InputError(f"the name {UNION!r} is taken", where=source.where((*path, "name")))
+    if "full" not in axes.backends:
+        raise InputError("a sweep without graphs has nothing to choose", where=source.where(("decode", "backends")))
     if axes.sharing == "together" and len(axes.output) != len(axes.workspace):
         raise InputError(
             f"varies together with output, so it needs {len(axes.output)} values, not {len(axes.workspace)}",

@@ -1,0 +1,176 @@
+"""`graphtune sweep`: measure what a recipe asks for."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from graphtune.device import Device
+    from graphtune.plan import Plan
+    from graphtune.recipe import LoadedRecipe
+    from graphtune.sweep import SweepOutcome
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it."""
+
+
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results. [default: reports/<recipe>-<device>]", show_default=False),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with expected time and memory.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of resuming.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=20, help="Processes that repeat the sweep. [default: the recipe's]")
+    ] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(help="Start no cell that would end later, for example 10m.", show_default=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key, for example measure.noise=0.05.", metavar="KEY=VALUE"),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
+) -> None:
+    """Capture and time a model's graphs under the lists and settings of a recipe.
+
+    Running the same command again resumes: cells that are measured are not measured again.
+    """
+    from graphtune.device import choose_device
+    from graphtune.planner import plan_sweep
+    from graphtune.recipe import load_recipe
+    from graphtune.units import parse_duration_s
+
+    loaded = load_recipe(recipe, set_ or ())
+    budget_s = parse_duration_s(time_budget, where="--time-budget") if time_budget else None
+    chosen = choose_device(device)
+    plan = plan_sweep(loaded, device=chosen.kind, device_facts=chosen.facts, processes=rounds)
+    folder = out or Path("reports") / f"{loaded.recipe.name}-{chosen.slug}"
+    for note in plan.notes:
+        typer.echo(f"note: {note}", err=True)
+    for skip in plan.skips:
+        typer.echo(f"left out: {skip.what}: {skip.reason}", err=True)
+    if dry_run:
+        typer.echo(_plan_json(plan, loaded) if json_ else _plan_table(plan, loaded, chosen, folder))
+        return
+    _refuse_too_large(plan, loaded, chosen)
+    outcome = _run(plan, loaded, chosen, folder, _options(loaded, fresh, retry_failed, budget_s))
+    _report(outcome)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("sweep")(sweep)
+
+
+def _options(loaded: LoadedRecipe, fresh: bool, retry_failed: bool, budget_s: float | None) -> Any:
+    from graphtune.sweep import SweepOptions
+
+    return SweepOptions(fresh, retry_failed, budget_s, loaded.recipe.limits.cell_timeout_s)
+
+
+def _run(plan: Plan, loaded: LoadedRecipe, device: Device, folder: Path, options: Any) -> SweepOutcome:
+    from graphtune.console import progress_on
+    from graphtune.estimate import expected_seconds
+    from graphtune.sweep import run_sweep
+
+    # A terminate request ends the sweep as Ctrl-C does: the worker is stopped, what is stored stays.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    progress = progress_on()
+    try:
+        return run_sweep(
+            plan,
+            loaded,
+            device,
+            folder,
+            expected_s=lambda cell: expected_seconds(cell, loaded.model, device.kind),
+            progress=progress,
+            options=options,
+        )
+    except KeyboardInterrupt as interrupt:
+        progress.close()
+        typer.echo(f"stopped; what is measured is in {folder}. The same command resumes (without --fresh).", err=True)
+        raise typer.Exit(INTERRUPTED) from interrupt
+    finally:
+        progress.close()
+
+
+def _report(outcome: SweepOutcome) -> None:
+    for note in outcome.notes:
+        typer.echo(f"note: {note}", err=True)
+    for finding in outcome.findings:
+        typer.echo(finding, err=True)
+    done = f"{outcome.measured} cells measured"
+    if outcome.resumed:
+        done += f", {outcome.resumed} from before"
+    if outcome.left:
+        done += f", {outcome.left} left when the time budget was used up: the same command resumes"
+    typer.echo(f"{done}.", err=True)
+    typer.echo(str(outcome.path))
+    if outcome.findings:
+        failed = len(outcome.findings)
+        typer.echo(f"{failed} finding{'s' if failed > 1 else ''}; --retry-failed runs failed cells again.", err=True)
+        raise typer.Exit(1)
+
+
+def _refuse_too_large(plan: Plan, loaded: LoadedRecipe, device: Device) -> None:
+    """On a CPU nothing refuses an allocation: the machine would swap or kill, so it is refused here."""
+    from graphtune.errors import InputError
+    from graphtune.estimate import expected_bytes
+    from graphtune.units import format_bytes
+
+    need = max(expected_bytes(cell, loaded.model, device.kind) for cell in plan.cells)
+    if device.kind == "cpu" and device.memory_bytes is not None and need > device.memory_bytes:
+        raise InputError(
+            f"a cell takes about {format_bytes(need)}; this machine has {format_bytes(device.memory_bytes)}",
+            where=loaded.source.where(("model",)),
+            action="Sweep it on a GPU, or a smaller model here: recipes/quickstart.yaml.",
+        )
+
+
+def _plan_json(plan: Plan, loaded: LoadedRecipe) -> str:
+    from dataclasses import asdict
+
+    from graphtune.estimate import expected_bytes, expected_seconds
+
+    cells = [
+        {
+            "id": cell.id,
+            "expected_s": round(expected_seconds(cell, loaded.model, plan.device), 1),
+            "expected_bytes": expected_bytes(cell, loaded.model, plan.device),
+            **asdict(cell),
+        }
+        for cell in plan.cells
+    ]
+    return json.dumps({"schema": 1, **asdict(plan), "cells": cells}, indent=1)
+
+
+def _plan_table(plan: Plan, loaded: LoadedRecipe, device: Device, folder: Path) -> str:
+    from graphtune.estimate import expected_bytes, expected_seconds
+    from graphtune.sweep import describe
+    from graphtune.units import format_bytes, format_duration_s
+
+    lines = [f"{loaded.model_name} on {device.name}, to {folder}"]
+    total_s = 0.0
+    for number, cell in enumerate(plan.cells, start=1):
+        seconds = expected_seconds(cell, loaded.model, plan.device)
+        size = format_bytes(expected_bytes(cell, loaded.model, plan.device))
+        total_s += seconds
+        lines.append(
+            f"[{number}/{len(plan.cells)}] {cell.id}  {describe(cell)}: about {format_duration_s(seconds)}, {size}"
+        )
+        for one in cell.lists:
+            setting = f"{one.order}, output {one.output}, workspace {one.workspace}"
+            lines.append(f"    {one.name}: {len(one.sizes)} sizes {one.sizes[0]}…{one.sizes[-1]}, {setting}")
+        for at in cell.latency:
+            lines.append(f"    context {at.context_tokens}: {len(at.sizes)} sizes, {' and '.join(at.executions)}")
+    lines.append(f"{len(plan.cells)} processes, about {total_s / 60:.1f} minutes. Expected figures are estimates.")
+    return "\n".join(lines)
