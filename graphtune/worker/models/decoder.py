@@ -35,7 +35,7 @@ class _Layer(NamedTuple):
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """(n, in) @ (in, out) + bias. Two plain products: F.linear costs twice their dispatch."""
+    """(n, in) @ (in, out) + bias, straight to the product: F.linear would transpose and dispatch once more."""
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
