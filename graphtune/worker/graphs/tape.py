@@ -10,6 +10,7 @@ other threads are not seen, nor are pickling and raw pointers; ``Tensor.to("cpu"
 from __future__ import annotations
 
 import gc
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from graphtune.worker.graphs.tape_recorder import (
     Made,
     Outside,
     Recorder,
+    RecorderBesideCompiler,
     Recording,
     Ref,
     first_line,
@@ -91,7 +93,7 @@ def record(forward: Forward, pool: BytePool) -> Recording:
     written, neither tensors nor torch's random state, and the pool bytes that were used are destroyed, so the output
     is garbage until the first replay. Raises CaptureError naming operation, file, line and source text.
     """
-    recorder = Recorder(pool)
+    recorder = RecorderBesideCompiler(pool) if "torch._dynamo" in sys.modules else Recorder(pool)
     random_state = torch.get_rng_state()
     try:
         with recorder, HostReads(recorder):

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._ops import OpOverload
 
+COMPOSITE = DispatchKey.CompositeImplicitAutograd
 BUILT_IN = {"aten", "prims", "prim"}
 ALLOCATIONS = {
     "aten.empty.memory_format",
@@ -102,6 +104,10 @@ class Operator:
     refusal: str | None
     returns_number: bool
 
+    def decompose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a composite's own kernel. OpOverload.decompose() prefers Python versions, which round differently."""
+        return self.call._op_dk(COMPOSITE, *args, **kwargs)
+
     @property
     def custom(self) -> bool:
         return self.namespace not in BUILT_IN
@@ -136,34 +142,34 @@ def operator(call: OpOverload) -> Operator:
     """Facts of an overload."""
     schema = call._schema
     name = str(call)
-    sets = {
-        alias: argument.name
-        for argument in schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for alias in argument.alias_info.before_set
-    }
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    sets = {alias: argument.name for argument in written for alias in argument.alias_info.before_set}
     returned = tuple(
         next((sets[alias] for alias in result.alias_info.before_set if alias in sets), None)
         if result.alias_info is not None
         else None
         for result in schema.returns
     )
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(call.name(), "CPU")
-    out, out_names = _out_overload(call) if not sets else (None, ())
+    out, out_names = _out_overload(call) if not written else (None, ())
     return Operator(
         call=call,
         name=name,
         namespace=call.namespace,
         arguments=tuple(argument.name for argument in schema.arguments),
-        writes=frozenset(sets.values()),
+        writes=frozenset(argument.name for argument in written),
         returned=returned,
         out=out,
         out_names=out_names,
-        composite=bool(call._can_decompose()) and not has_kernel,
+        composite=has_kernel(call, COMPOSITE) and not has_kernel(call, DispatchKey.CPU),
         changes_view_only=torch.Tag.inplace_view in call.tags,
         refusal=_refusal(call, name),
         returns_number=any(str(result.type) in NUMBERS for result in schema.returns),
     )
+
+
+def has_kernel(call: OpOverload, key: DispatchKey) -> bool:
+    """Whether a kernel is registered for exactly this key."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(call.name(), key))
 
 
 def _refusal(call: OpOverload, name: str) -> str | None:

@@ -41,7 +41,7 @@ class Ref:
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Outside:
     """A tensor from outside the pool that an entry uses; ``constant`` for a number that an assignment wrapped."""
 
@@ -49,11 +49,11 @@ class Outside:
     origin: Origin
     constant: bool = False
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{tuple(self.tensor.shape)} {self.tensor.dtype} first used by {self.origin}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Made:
     """A block that a recording placed a tensor in, and the line that made it."""
 
@@ -64,7 +64,7 @@ class Made:
     dtype: torch.dtype
     origin: Origin
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.size} {self.dtype} made by {self.origin}"
 
 
@@ -104,6 +104,11 @@ class Recorder(TorchDispatchMode):
         self._made: list[Made] = []
         self._ours: set[int] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler, more than a second, at the first operation recorded in a process.
+        return False
+
     def recording(self, output: torch.Tensor) -> Recording:
         if self._in_pool(output):
             # A plain tensor on the block's own storage: it holds the block, and no autograd history.
@@ -125,7 +130,7 @@ class Recorder(TorchDispatchMode):
         if facts.composite:
             # Inference mode shows composites whole; their intermediates would be made outside the pool.
             with self:
-                return func.decompose(*args, **kwargs)
+                return facts.decompose(args, kwargs)
         with torch._C.DisableTorchFunction():
             return self._record(facts, tuple(args), kwargs)
 
@@ -265,6 +270,16 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, (list, tuple)):
             return type(value)(self._describe(item, origin) for item in value)
         return value
+
+
+class RecorderBesideCompiler(Recorder):
+    """For processes with ``torch._dynamo`` loaded: it would trace the recorder as a part of the model it compiles."""
+
+    __torch_dispatch__ = Recorder.__torch_dispatch__
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
 
 
 class HostReads(TorchFunctionMode):
