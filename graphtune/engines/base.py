@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from graphtune.errors import InputError
+
+if TYPE_CHECKING:
+    from graphtune.engines.launch import Launch
+    from graphtune.engines.resolution import Resolution
 
 Padding = Literal["always", "capped", "exact"]
 Unit = Literal["requests", "tokens"]
@@ -92,6 +99,31 @@ class MemoryRule:
     setting: str
 
 
+@dataclass(frozen=True)
+class Edit:
+    """One change of a launch: a capture list, its largest size, the limit of running requests, or what runs."""
+
+    what: Literal["sizes", "largest", "limit", "mode", "padding"]
+    phase: Literal["decode", "prefill"] = "decode"
+    sizes: tuple[int, ...] = ()
+    number: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """What to tell an engine. For each phase None leaves the engine's own list and ``()`` turns graphs off; a backend
+    of None leaves the engine's. ``mem_fraction`` is the fraction of ``MemoryRule``; ``kv_cache_bytes`` sizes the KV
+    cache outright, where the engine can."""
+
+    decode: tuple[int, ...] | None = None
+    prefill: tuple[int, ...] | None = None
+    decode_backend: str | None = None
+    prefill_backend: str | None = None
+    mem_fraction: float | None = None
+    kv_cache_bytes: int | None = None
+
+
 class Engine(ABC):
     """One serving engine at a stated version. Sizes are requests for decode and tokens for prefill unless the
     engine's dispatch says otherwise."""
@@ -121,3 +153,44 @@ class Engine(ABC):
     @abstractmethod
     def memory_flags(self, fraction: float) -> Flags:
         """Flags that set the fraction of ``memory_rule``."""
+
+    @abstractmethod
+    def default_prefill_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
+        """The engine's own prefill capture list in tokens, ascending; empty when it captures none by default."""
+
+    @abstractmethod
+    def flags(self, plan: GraphPlan, serving: Serving, device: DeviceFacts | None = None) -> Flags:
+        """Flags that make the engine do what ``plan`` says, written for the engine's version.
+
+        ``warnings`` say what the engine would still change, found by reading the flags back as the engine does.
+        Raises InputError when a size is no whole number of at least 1, or the version has no way to say it.
+        """
+
+    @abstractmethod
+    def resolve(self, launch: Launch, device: DeviceFacts) -> Resolution:
+        """What a launch comes to on a device: captured lists, reachable batches, modes, refusals."""
+
+    @abstractmethod
+    def edit(self, launch: Launch, edit: Edit) -> Launch | None:
+        """The launch with one edit, in the spelling it already uses; None when this engine has no such edit."""
+
+    def at_version(self, version: str) -> Engine:
+        """The same engine at another version, such as ``0.5.23``."""
+        version_tuple(version)
+        return replace(self, version=version)  # type: ignore[type-var]
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """Leading numbers of a version, for comparison. Raises InputError when there are not at least two."""
+    match = re.match(r"v?(\d{1,6}(?:\.\d{1,6})+)", version)
+    if match is None:
+        raise InputError(f"{version!r} is not a version", action="Write for example 0.5.23.")
+    return tuple(int(part) for part in match[1].split("."))
+
+
+def checked_sizes(sizes: tuple[int, ...], phase: str) -> list[int]:
+    """Sizes sorted, each once. Raises InputError for anything but whole numbers of at least 1: engines do not check."""
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InputError(f"{size!r} is no {phase} capture size", action="Whole numbers of at least 1 are accepted.")
+    return sorted(set(sizes))

@@ -105,11 +105,21 @@ def _set(settings: Any, path: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def dump_yaml(settings: Any) -> str:
-    """YAML with lists on one line, as people write them. Plain values only."""
+    """YAML with mappings in blocks and lists on one line, as people write them. Plain values only."""
     import yaml
 
-    plain = json.loads(json.dumps(settings))
-    return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=4096)
+    def lines(mapping: Mapping[str, Any], indent: str) -> list[str]:
+        text = []
+        for key, value in mapping.items():
+            if isinstance(value, Mapping) and value:
+                text += [f"{indent}{key}:", *lines(value, indent + "  ")]
+                continue
+            plain = list(value) if isinstance(value, tuple) else value
+            shown = yaml.safe_dump(plain, default_flow_style=True, width=1 << 20).removesuffix("...\n").strip()
+            text.append(f"{indent}{key}: {shown}")
+        return text
+
+    return "".join(f"{line}\n" for line in lines(settings, ""))
 
 
 def split_options(tokens: Iterable[str]) -> tuple[tuple[str, ...], tuple[Option, ...]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from graphtune.engines.base import Padding, Unit
 from graphtune.engines.options import Refusal
-from graphtune.engines.rules import EffectiveList, GraphCount
+from graphtune.engines.rules import Change, EffectiveList, GraphCount
 from graphtune.results import Phase
 
 
@@ -23,9 +23,12 @@ class Reach:
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """One phase under one runner. ``asked`` are the sizes the user listed; None when the engine made the list.
+    """One phase under one runner (None: all of them).
 
-    ``listed`` is the list before run-time rules; ``top_setting`` names the option that sets the largest size.
+    ``asked`` are the sizes the user listed; ``chosen`` is True when the user set the list or its largest size.
+    ``shared``: the list also serves mixed batches, and the run of those judges its sizes. ``changes`` are what lint
+    reports of what the engine alters. Decode batches above the largest graph, up to ``rest_top`` requests, replay
+    graphs of mixed batches, whose mode is ``rest_mode``.
     """
 
     phase: Phase
@@ -33,11 +36,15 @@ class PhaseRun:
     effective: EffectiveList
     reach: Reach
     padding: Padding
+    count: GraphCount
     asked: tuple[int, ...] | None = None
+    chosen: bool = False
     cap_factor: float | None = None
-    count: GraphCount | None = None
     runner: str | None = None
-    note: str | None = None
+    shared: bool = False
+    changes: tuple[Change, ...] = ()
+    rest_top: int | None = None
+    rest_mode: str | None = None
 
     @property
     def top(self) -> int:
@@ -45,6 +52,13 @@ class PhaseRun:
         if not self.graphs:
             return 0
         return self.effective.top_requests if self.phase == "decode" else max(self.effective.sizes, default=0)
+
+    @property
+    def reach_in_sizes(self) -> int | None:
+        """``reach`` in the unit of the sizes."""
+        if self.reach.most is None or self.effective.unit == self.reach.unit:
+            return self.reach.most
+        return self.reach.most * self.effective.width
 
 
 @dataclass(frozen=True)
@@ -61,10 +75,11 @@ class ModeRun:
 
 @dataclass(frozen=True)
 class Note:
-    """A risk the settings carry, with the option that causes it."""
+    """A risk the settings carry, with the option that causes it and the option (or key path) that would mend it."""
 
     message: str
     where: str | None = None
+    mend: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

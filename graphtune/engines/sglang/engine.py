@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, MemoryRule, Serving
-from graphtune.engines.sglang import lists, memory
+from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Edit, Engine, Flags, GraphPlan, MemoryRule, Serving
+from graphtune.engines.launch import Launch
+from graphtune.engines.resolution import Resolution
+from graphtune.engines.sglang import edits, flags_out, lists, memory, options, resolve
 from graphtune.errors import InputError
 
 DISPATCH = Dispatch(
@@ -34,12 +35,29 @@ class SGLang(Engine):
             largest = min(largest, lists.SPECULATIVE_MAX_RUNNING)
         return lists.generate_decode(largest, padding=serving.padding is not False, speculative=speculative)
 
+    def default_prefill_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
+        return lists.generate_prefill(lists.chunked_prefill_size(device, serving))
+
     def decode_flags(self, sizes: tuple[int, ...], serving: Serving) -> Flags:
-        decode: dict[str, object] = {"bs": sorted(set(sizes))} if sizes else {"backend": "disabled"}
-        args = ["--cuda-graph-config", json.dumps({"decode": decode}, separators=(",", ":"))]
-        if serving.max_running_requests is not None:
-            args += ["--max-running-requests", str(serving.max_running_requests)]
-        return Flags(args=tuple(args))
+        return self.flags(GraphPlan(decode=sizes), serving)
+
+    def flags(self, plan: GraphPlan, serving: Serving, device: DeviceFacts | None = None) -> Flags:
+        return flags_out.write(self, plan, serving, device or DeviceFacts(None))
+
+    def resolve(self, launch: Launch, device: DeviceFacts) -> Resolution:
+        settings, reading = options.read(launch)
+        return resolve.resolve(settings, reading, device)
+
+    def edit(self, launch: Launch, edit: Edit) -> Launch | None:
+        if edit.what == "sizes":
+            return edits.with_sizes(launch, edit.phase, edit.sizes)
+        if edit.what == "largest":
+            return edits.with_largest(launch, edit.phase, edit.number)
+        if edit.what == "limit":
+            return edits.with_limit(launch, edit.number)
+        if edit.what == "mode":
+            return edits.with_backend(launch, edit.phase, edit.text)
+        return launch.without("--disable-cuda-graph-padding")
 
     def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:
         if device.nvml_total_mib is None:

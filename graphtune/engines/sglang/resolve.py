@@ -57,9 +57,10 @@ def decode_run(settings: Settings, config: Downgraded, device: DeviceFacts) -> P
         effective,
         decode_reach(settings),
         padding,
+        GraphCount(len(effective.sizes), models=models),
         asked=phase.bs,
-        count=GraphCount(len(effective.sizes), models=models),
-        note="the draft model's graphs are counted as one list more" if models == 2 else None,
+        chosen=phase.bs is not None or phase.max_bs is not None,
+        changes=effective.altered if phase.bs is not None or phase.max_bs is not None else (),
     )
 
 
@@ -95,9 +96,12 @@ def prefill_run(settings: Settings, config: Downgraded, device: DeviceFacts) -> 
         listed = phase.bs
     else:
         listed = lists.generate_prefill(prefill_max(settings, device) if phase.max_bs is None else phase.max_bs)
-    slots = None
+    slots, variants = None, 1
     if phase.backend == "full":
         slots = rules.full_prefill_slots(serving, chunk, phase.full_prefill_max_req)
+        capacity = phase.full_prefill_prefix_chunk_tokens
+        if capacity is not None and serving.context_len is not None:
+            variants = 1 + len(rules.chunked_prefix_variants(serving.context_len, capacity))
     effective = rules.effective_prefill(listed, serving, settings.layout, request_slots=slots)
     most = chunk if chunk > 0 else settings.max_prefill_tokens
     text = f"chunks of {chunk} tokens" if chunk > 0 else f"prompts are not cut; at most {most} tokens a batch"
@@ -107,9 +111,11 @@ def prefill_run(settings: Settings, config: Downgraded, device: DeviceFacts) -> 
         effective,
         Reach(most, "tokens", serving.chunked_prefill_size is not None, text),
         "capped",
+        GraphCount(len(effective.sizes), attention_variants=variants),
         asked=phase.bs,
+        chosen=phase.bs is not None or phase.max_bs is not None,
         cap_factor=PREFILL_CAP,
-        count=GraphCount(len(effective.sizes)),
+        changes=effective.altered,
     )
 
 
@@ -140,7 +146,8 @@ def risks(settings: Settings) -> tuple[Note, ...]:
         found.append(Note(f"--mem-fraction-static {fraction} is taken without a check; it is a share of memory", where))
     elif fraction is not None and fraction > 0.95:
         where = settings.where["mem_fraction_static"]
-        found.append(Note(f"--mem-fraction-static {fraction} leaves little for activations and graphs", where))
+        text = f"--mem-fraction-static {fraction:g} leaves little for activations and graphs"
+        found.append(Note(text, where, ("--mem-fraction-static", "0.95")))
     context = settings.serving.context_len
     for size in settings.config.prefill.bs or ():
         if context is not None and size > context:

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, MemoryRule, Serving
-from graphtune.engines.tensorrt_llm import lists
+from graphtune.engines.base import (
+    MIB,
+    DeviceFacts,
+    Dispatch,
+    Edit,
+    Engine,
+    Flags,
+    GraphPlan,
+    MemoryRule,
+    Serving,
+    version_tuple,
+)
+from graphtune.engines.launch import Launch
+from graphtune.engines.resolution import Resolution
+from graphtune.engines.tensorrt_llm import edits, flags_out, options, resolve, rules
 from graphtune.errors import InputError
 
 DEFAULT_FREE_FRACTION = 0.9
@@ -33,22 +46,35 @@ class TensorRTLLM(Engine):
     @property
     def older(self) -> bool:
         """True for releases up to 1.2: powers of two above 128, no prefill keys."""
-        major, minor = (int(part) for part in self.version.split(".")[:2])
-        return (major, minor) < (1, 3)
+        return version_tuple(self.version)[:2] < (1, 3)
 
     def default_decode_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
         padding = bool(serving.padding)
-        sizes = lists.generate_decode(lists.DEFAULT_GRAPH_MAX, padding=padding, powers_above_128=self.older)
-        return lists.fit_to_cap(sizes, lists.decode_cap(serving), padding=padding)
+        listed = rules.configured_decode(None, None, padding=padding, powers_above_128=self.older)
+        return rules.effective_decode(listed, serving, padding=padding).sizes
+
+    def default_prefill_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
+        """Empty: prefill graphs are off unless asked for (``tensorrt_llm.lists`` has the list they then get)."""
+        return ()
 
     def decode_flags(self, sizes: tuple[int, ...], serving: Serving) -> Flags:
-        text = ["cuda_graph_config: null"]
-        if sizes:
-            listed = ", ".join(str(size) for size in sorted(set(sizes)))
-            text = ["cuda_graph_config:", "  enable_padding: true", f"  batch_sizes: [{listed}]"]
-        if serving.max_running_requests is not None:
-            text.append(f"max_batch_size: {serving.max_running_requests}")
-        return Flags(yaml="\n".join(text) + "\n")
+        return self.flags(GraphPlan(decode=sizes), serving)
+
+    def flags(self, plan: GraphPlan, serving: Serving, device: DeviceFacts | None = None) -> Flags:
+        return flags_out.write(self, plan, serving, self.older)
+
+    def resolve(self, launch: Launch, device: DeviceFacts) -> Resolution:
+        settings, reading = options.read(launch, older=self.older)
+        return resolve.resolve(settings, reading, older=self.older)
+
+    def edit(self, launch: Launch, edit: Edit) -> Launch | None:
+        if edit.what == "sizes":
+            return edits.with_sizes(launch, edit.phase, edit.sizes)
+        if edit.what == "largest":
+            return edits.with_largest(launch, edit.number) if edit.phase == "decode" else None
+        if edit.what == "limit":
+            return edits.with_limit(launch, edit.number)
+        return edits.with_padding(launch) if edit.what == "padding" else None
 
     def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:
         """What the free-memory fraction leaves, with the whole device taken as free: an upper bound, since the

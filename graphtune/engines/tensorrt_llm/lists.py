@@ -34,14 +34,5 @@ def decode_cap(serving: Serving) -> int:
     return min(batch, tokens // serving.width)
 
 
-def fit_to_cap(sizes: Iterable[int], cap: int, *, padding: bool) -> tuple[int, ...]:
-    """Sizes as captured: up to the cap; with padding, sizes above it become the cap. A cap below 1: no graphs."""
-    if cap < 1:
-        return ()
-    wanted = tuple(sizes)
-    kept = ascending(size for size in wanted if size <= cap)
-    return ascending(kept, (cap,)) if padding and any(size > cap for size in wanted) else kept
-
-
 DEFAULT_PREFILL_SIZES: tuple[int, ...] = ascending((1 << bit for bit in range(8)), steps(256, 3072, 256))
 """Prefill sizes in tokens when none are given: powers of two up to 128, then steps of 256."""

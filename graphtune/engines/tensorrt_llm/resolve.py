@@ -53,12 +53,14 @@ def decode_run(settings: Settings, listed: EffectiveList, cap: int) -> PhaseRun:
     text = f"max_batch_size {cap}" if stated else f"the engine's default max_batch_size, {cap} requests"
     return PhaseRun(
         "decode",
-        settings.graphs and bool(effective.sizes),
+        settings.graphs,
         effective,
         Reach(cap, "requests", stated, text),
         "always" if settings.padding else "exact",
+        GraphCount(len(effective.sizes), models=2 if settings.draft_model else 1),
         asked=settings.sizes or None,
-        count=GraphCount(len(effective.sizes), models=2 if settings.draft_model else 1),
+        chosen=bool(settings.sizes or settings.largest),
+        changes=effective.altered if settings.sizes or settings.largest else (),
     )
 
 
@@ -74,8 +76,10 @@ def prefill_run(settings: Settings) -> PhaseRun:
         effective,
         Reach(tokens, "tokens", settings.serving.max_batched_tokens is not None, f"steps of {tokens} tokens"),
         "always",
+        GraphCount(len(effective.sizes)),
         asked=settings.prefill_sizes,
-        count=GraphCount(len(effective.sizes)),
+        chosen=settings.prefill_sizes is not None,
+        changes=effective.altered if settings.prefill_sizes is not None else (),
     )
 
 
@@ -84,7 +88,8 @@ def risks(settings: Settings) -> tuple[Note, ...]:
     fraction = settings.serving.mem_fraction
     if fraction is not None and fraction > 0.95:
         where = settings.where.get("free_gpu_memory_fraction", "--kv_cache_free_gpu_memory_fraction")
-        found.append(Note(f"free_gpu_memory_fraction {fraction:g} leaves little for graphs and activations", where))
+        text = f"free_gpu_memory_fraction {fraction:g} leaves little for graphs and activations"
+        found.append(Note(text, where, ("kv_cache_config.free_gpu_memory_fraction", "0.9")))
     if settings.max_seq_len is not None:
         for size in settings.prefill_sizes or ():
             if size > settings.max_seq_len:

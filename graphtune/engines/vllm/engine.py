@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 
-from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Engine, Flags, MemoryRule, Serving
-from graphtune.engines.vllm import lists
+from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Edit, Engine, Flags, GraphPlan, MemoryRule, Serving
+from graphtune.engines.launch import Launch
+from graphtune.engines.resolution import Resolution
+from graphtune.engines.vllm import edits, flags_out, lists, options, resolve
 from graphtune.errors import InputError
 
 DISPATCH = Dispatch(decode="always", prefill="always", decode_unit="tokens", prefill_unit="tokens", one_list=True)
@@ -24,14 +25,28 @@ class VLLMEngine(Engine):
     def default_decode_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
         return lists.generate(device, serving)
 
+    def default_prefill_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
+        """The one list, which serves batches that mix prefill and decode as well."""
+        return lists.generate(device, serving)
+
     def decode_flags(self, sizes: tuple[int, ...], serving: Serving) -> Flags:
-        settings: dict[str, object] = {"cudagraph_mode": "NONE"}
-        if sizes:
-            settings = {"cudagraph_mode": "FULL_AND_PIECEWISE", "cudagraph_capture_sizes": sorted(set(sizes))}
-        args = ["--compilation-config", json.dumps(settings, separators=(",", ":"))]
-        if serving.max_running_requests is not None:
-            args += ["--max-num-seqs", str(serving.max_running_requests)]
-        return Flags(args=tuple(args))
+        return self.flags(GraphPlan(decode=sizes), serving)
+
+    def flags(self, plan: GraphPlan, serving: Serving, device: DeviceFacts | None = None) -> Flags:
+        return flags_out.write(self, plan, serving, device or DeviceFacts(None))
+
+    def resolve(self, launch: Launch, device: DeviceFacts) -> Resolution:
+        settings, reading = options.read(launch)
+        return resolve.resolve(settings, reading, device)
+
+    def edit(self, launch: Launch, edit: Edit) -> Launch | None:
+        if edit.what == "sizes":
+            return edits.with_sizes(launch, edit.sizes)
+        if edit.what == "largest":
+            return edits.with_largest(launch, edit.number)
+        if edit.what == "limit":
+            return edits.with_limit(launch, edit.number)
+        return edits.with_mode(launch, edit.text) if edit.what == "mode" else None
 
     def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:
         """What utilization leaves. Graphs come on top: the engine measures them and takes them from the KV cache."""

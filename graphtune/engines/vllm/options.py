@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from graphtune.engines.base import DeviceFacts, Serving
+from graphtune.engines.base import Serving
 from graphtune.engines.launch import Launch, Option
 from graphtune.engines.options import Given, Reading, json_object, read_options, sized, whole_number
 from graphtune.engines.vllm import modes
 from graphtune.engines.vllm.keys import COMPILATION_KEYS, COMPILE_MODES, GONE_KEYS, REJECTED, SUFFIXES, TABLE
-from graphtune.engines.vllm.rules import Asked
+from graphtune.engines.vllm.rules import Asked, Runner
+
+RUNNER_OF_ENVIRONMENT: dict[str, Runner] = {"0": "V1", "1": "V2"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Settings:
     compile_mode: int = 3
     breakable: bool = False
     lora: bool = False
-    runner: str | None = None
+    runner: Runner | None = None
     attention: str | None = None
     flash_attention: int | None = None
     pooling: bool = False
@@ -39,7 +41,7 @@ class Settings:
     unknown_keys: tuple[str, ...] = ()
 
 
-def read(launch: Launch, device: DeviceFacts) -> tuple[Settings, Reading]:
+def read(launch: Launch) -> tuple[Settings, Reading]:
     """Settings of a launch; refusals are what the engine's parser or its check of the settings would stop at."""
     reading = Reading()
     plain = [_dashed(option) for option in launch.options]
@@ -67,7 +69,7 @@ def read(launch: Launch, device: DeviceFacts) -> tuple[Settings, Reading]:
         compile_mode=_compile_mode(reading, compilation, level),
         breakable=environment.get("VLLM_USE_BREAKABLE_CUDAGRAPH") == "1",
         lora=bool(reading.get("enable_lora")),
-        runner={"0": "V1", "1": "V2"}.get(environment.get("VLLM_USE_V2_MODEL_RUNNER", "")),
+        runner=RUNNER_OF_ENVIRONMENT.get(environment.get("VLLM_USE_V2_MODEL_RUNNER", "")),
         attention=reading.get("attention_backend")
         or _text(attention.get("backend"))
         or environment.get("VLLM_ATTENTION_BACKEND"),

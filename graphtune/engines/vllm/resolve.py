@@ -71,61 +71,68 @@ def resolved_mode(settings: Settings, device: DeviceFacts) -> modes.Resolution:
 def phase_runs(
     settings: Settings, mode: modes.Resolution, listed: EffectiveList, of: lists.Limits
 ) -> tuple[PhaseRun, ...]:
-    """Decode once per runner where they differ, and the mixed batches that the same list serves."""
+    """Decode and mixed batches, once per runner where the runners differ."""
+    runners: tuple[rules.Runner, ...] = RUNNERS if settings.runner is None else (settings.runner,)
+    per_runner = [_runs_of(runner, settings, mode, listed, of) for runner in runners]
+    runs: list[PhaseRun] = []
+    for same_phase in zip(*per_runner, strict=True):
+        first = replace(same_phase[0], runner=None)
+        alike = all(replace(run, runner=None) == first for run in same_phase)
+        runs.extend([first] if alike and len(runners) > 1 else same_phase)
+    return tuple(runs)
+
+
+def _runs_of(
+    runner: rules.Runner, settings: Settings, mode: modes.Resolution, listed: EffectiveList, of: lists.Limits
+) -> tuple[PhaseRun, PhaseRun]:
     decode_mode, mixed_mode = modes.ROUTINES[mode.runs]
+    # Runner V1 rounds the one list for speculation, so that mixed batches see the rounded list too.
+    shared = rules.round_for_speculation(listed) if runner == "V1" and decode_mode == "FULL" else listed
+    effective = shared
+    if decode_mode == "FULL" and mixed_mode != "FULL":
+        effective = rules.full_decode(listed, runner, of.max_num_seqs)
     stated = settings.serving.max_running_requests is not None
-    reach = Reach(
-        of.max_num_seqs,
-        "requests",
-        stated,
-        f"--max-num-seqs {of.max_num_seqs}" if stated else f"the engine's default of {of.max_num_seqs} requests",
-    )
+    option = f"--max-num-seqs {of.max_num_seqs}" if stated else f"the engine's default of {of.max_num_seqs} requests"
     adapters = 2 if settings.lora and settings.compilation.get("cudagraph_specialize_lora", True) else 1
-    models = 2 if settings.draft_model else 1
-    runs = []
-    for runner in RUNNERS if settings.runner is None else (settings.runner,):
-        effective = listed
-        if decode_mode == "FULL" and mixed_mode != "FULL":
-            effective = rules.full_decode(listed, runner, of.max_num_seqs)  # type: ignore[arg-type]
-        elif decode_mode == "FULL" and runner == "V1":
-            effective = rules.round_for_speculation(listed)
-        runs.append(
-            PhaseRun(
-                "decode",
-                decode_mode != "NONE",
-                effective,
-                reach,
-                "always",
-                asked=settings.asked.sizes,
-                count=GraphCount(len(effective.sizes), adapter_variants=adapters, models=models),
-                runner=runner,
-                note=_mixed_note(effective, listed, mixed_mode, of),
-            )
-        )
-    if len(runs) == 2 and runs[0] == replace(runs[1], runner=runs[0].runner):
-        runs = [replace(runs[0], runner=None)]
+    chosen = settings.asked.sizes is not None or settings.asked.largest is not None
+    decode = PhaseRun(
+        "decode",
+        decode_mode != "NONE",
+        effective,
+        Reach(of.max_num_seqs, "requests", stated, option),
+        "always",
+        GraphCount(len(effective.sizes), adapter_variants=adapters, models=2 if settings.draft_model else 1),
+        asked=settings.asked.sizes,
+        chosen=chosen,
+        runner=runner,
+        shared=mixed_mode != "NONE",
+        changes=() if mixed_mode != "NONE" or not chosen else effective.altered,
+        rest_top=_served_by_mixed(effective, shared, mixed_mode, of),
+        rest_mode=mixed_mode,
+    )
     mixed = PhaseRun(
         "prefill",
-        mixed_mode != "NONE" and bool(listed.sizes),
-        listed,
+        mixed_mode != "NONE",
+        shared,
         Reach(of.max_num_batched_tokens, "tokens", False, f"steps of {of.max_num_batched_tokens} tokens"),
         "always",
+        GraphCount(len(shared.sizes), adapter_variants=adapters),
         asked=settings.asked.sizes,
-        count=GraphCount(len(listed.sizes), adapter_variants=adapters),
+        chosen=chosen,
+        runner=runner,
+        changes=shared.altered if chosen else (),
     )
-    return (*runs, mixed)
+    return decode, mixed
 
 
-def _mixed_note(effective: EffectiveList, listed: EffectiveList, mixed: modes.Mode, of: lists.Limits) -> str | None:
-    """Decode batches above the FULL graphs that still replay a graph of mixed batches."""
-    top, needed = effective.top_requests, of.max_num_seqs * listed.width
-    if top >= of.max_num_seqs or mixed == "NONE" or not listed.sizes:
+def _served_by_mixed(
+    effective: EffectiveList, shared: EffectiveList, mixed: modes.Mode, of: lists.Limits
+) -> int | None:
+    """The largest decode batch above the FULL graphs that replays a graph of mixed batches instead."""
+    if mixed == "NONE" or not shared.sizes or shared.error is not None:
         return None
-    reached = min(listed.sizes[-1] // listed.width, of.max_num_seqs)
-    if reached <= top:
-        return None
-    size = next((size for size in listed.sizes if size >= min(needed, reached * listed.width)), listed.sizes[-1])
-    return f"{top + 1} to {reached} requests replay {mixed} graphs of up to {size} tokens instead of FULL ones"
+    reached = min(shared.sizes[-1] // shared.width, of.max_num_seqs)
+    return reached if reached > effective.top_requests else None
 
 
 def _check_compile_sizes(settings: Settings, listed: EffectiveList, reading: Reading) -> None:
@@ -144,9 +151,8 @@ def risks(settings: Settings) -> tuple[Note, ...]:
     utilization = settings.serving.mem_fraction
     if utilization is not None and utilization > 0.95 and settings.kv_cache_bytes is None:
         where = settings.where["gpu_memory_utilization"]
-        found.append(
-            Note(f"--gpu-memory-utilization {utilization:g} is above 0.95: graph memory is estimated low", where)
-        )
+        text = f"--gpu-memory-utilization {utilization:g} is above 0.95, and graph memory is only estimated beforehand"
+        found.append(Note(text, where, ("--gpu-memory-utilization", "0.95")))
     if utilization is not None and settings.kv_cache_bytes is not None:
         where = settings.where["kv_cache_memory_bytes"]
         found.append(Note("--kv-cache-memory-bytes bypasses --gpu-memory-utilization and the graph estimate", where))
