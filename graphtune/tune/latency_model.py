@@ -1,7 +1,10 @@
 """Step time of one decode step from measured points: looked up where measured, interpolated between, never beyond.
 
-Graph figures are those of full buckets (raw size equal to the padded size); eager figures are graphtune's own eager
-path at the raw size, a lower bound of a server's.
+Graph figures are measured on full buckets. Padded rows hold one KV token each, so a bucket that serves fewer requests
+reads only their KV: it is looked up at the context that gives a full bucket as many KV tokens in all. With one measured
+context there is nothing to look between, and padded rows are charged as full ones.
+
+Eager figures are graphtune's own eager path at the raw size, a lower bound of a server's.
 """
 
 from __future__ import annotations
@@ -49,6 +52,11 @@ class LatencyModel:
         """Sizes measured at exactly this context, ascending."""
         return tuple(sorted(self.table.get((execution, context_tokens), {})))
 
+    def largest(self, execution: Execution, context_tokens: float) -> int:
+        """The largest size with a figure at this context, measured or between contexts; 0 when there is none."""
+        sizes = sorted({size for (run, _), column in self.table.items() if run == execution for size in column})
+        return next((size for size in reversed(sizes) if self._at(execution, size, context_tokens) is not None), 0)
+
     @property
     def main_context(self) -> int:
         """The context with the most measured sizes, the smaller of two equals."""
@@ -60,11 +68,24 @@ class LatencyModel:
         return min(max(context_tokens, measured[0]), measured[-1])
 
     def graph(self, padded_size: int, context_tokens: float) -> StepFigure | None:
-        """Replay of the bucket ``padded_size``; None beyond the measured sizes."""
+        """Replay of a full bucket; None beyond the measured sizes and contexts."""
         return self._at("graph", padded_size, context_tokens)
 
+    def replay(self, raw_size: int, padded_size: int, context_tokens: float) -> StepFigure | None:
+        """Replay of the bucket ``padded_size`` for ``raw_size`` requests of ``context_tokens`` each.
+
+        Contexts outside the measured ones are answered by the nearest; a spread context below those that the bucket
+        was measured at, by the lowest of them. None beyond the measured sizes.
+        """
+        full = self.nearest_context(context_tokens)
+        if raw_size == padded_size:
+            return self.graph(padded_size, full)
+        lowest = min((c for c in self.contexts() if self.graph(padded_size, c) is not None), default=full)
+        figure = self.graph(padded_size, min(full, max(lowest, full * raw_size / padded_size)))
+        return figure and StepFigure(figure.us, "interpolated")
+
     def eager(self, raw_size: int, context_tokens: float) -> StepFigure | None:
-        """The eager step at ``raw_size``, with the eager overhead added; None beyond the measured sizes."""
+        """The eager step at ``raw_size``, with the eager overhead added; None beyond what was measured."""
         figure = self._at("eager", raw_size, context_tokens)
         return figure and StepFigure(figure.us + self.eager_overhead_us, figure.provenance)
 

@@ -1,0 +1,193 @@
+"""What limits an answer: each with a cause and the next action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from graphtune.results import Environment, ModelFacts
+from graphtune.store import Sweep
+from graphtune.tune.recommendation import Caution, EngineAnswer, Limits
+from graphtune.tune.workload import Workload
+from graphtune.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from graphtune.tune.engine_answer import Measurements
+
+UNEXPLAINED_LIMIT_BYTES = 16 * MIB
+
+
+def of(
+    sweep: Sweep,
+    environment: Environment | None,
+    facts: ModelFacts | None,
+    measurements: Measurements,
+    workload: Workload,
+    limits: Limits,
+    answers: Sequence[EngineAnswer],
+) -> tuple[Caution, ...]:
+    """All cautions that apply, the ones that change most of the answer first."""
+    return (
+        *_about_device(sweep, environment, measurements),
+        *_about_sweep(sweep, facts, measurements),
+        *_about_traffic(measurements, workload, limits, answers),
+        *_about_budget(measurements, answers),
+    )
+
+
+def _about_device(sweep: Sweep, environment: Environment | None, of: Measurements) -> Iterator[Caution]:
+    if not of.distinguishes_eager:
+        yield Caution(
+            "cpu_not_distinguished",
+            "This sweep ran on a CPU, where replaying a recording saves nothing: it checks the machinery and is no "
+            "advice. Eager and graphs are not distinguished here.",
+            "Sweep on the GPU that will serve.",
+        )
+    if of.gpu and environment and environment.nvml_total_bytes is not None:
+        apart = abs(of.gpu.nvml_total_bytes - environment.nvml_total_bytes)
+        if apart >= MIB:
+            yield Caution(
+                "other_card",
+                f"Step times and graph memory are those of {sweep.device_name}; only the memory budget is that of "
+                f"the card asked for.",
+                "Sweep on that card before relying on the times.",
+            )
+    if of.gpu and of.gpu.cuda_total_assumed:
+        yield Caution(
+            "cuda_total_assumed",
+            "What a process can have of that card was not measured: 600 MiB less than nvidia-smi's total is assumed.",
+            "Sweep on that card; a difference of some hundred MiB is usual.",
+        )
+    if environment and environment.throttle_reasons:
+        yield Caution(
+            "throttled",
+            f"The GPU was throttled while it was measured: {', '.join(environment.throttle_reasons)}.",
+            "Cool it or raise its power limit, then sweep with --fresh.",
+        )
+    if environment and environment.other_processes:
+        yield Caution(
+            "other_processes",
+            f"{environment.other_processes} other processes used the GPU during the sweep.",
+            "Free the GPU, then sweep with --fresh.",
+        )
+
+
+def _about_sweep(sweep: Sweep, facts: ModelFacts | None, of: Measurements) -> Iterator[Caution]:
+    if sweep.finished_at is None:
+        yield Caution(
+            "unfinished", "The sweep has not finished: figures may change.", "Run the same sweep command; it resumes."
+        )
+    broken = [cell for cell in sweep.cells if cell.status != "ok"]
+    if broken:
+        yield Caution(
+            "failed_cells",
+            f"{len(broken)} of {len(sweep.cells)} cells failed; what they would have measured is missing.",
+            "Read their reasons in the report, then sweep with --retry-failed.",
+        )
+    if failed := of.memory.failed_sizes():
+        sizes = ", ".join(map(str, failed))
+        yield Caution(
+            "gate_failed",
+            f"Replay differed from eager at sizes {sizes}: lists that use them are not recommended.",
+            "Read the gate section of the report for the operation.",
+        )
+    ledgers = [cell.ledger for cell in sweep.cells if cell.ledger is not None]
+    worst = max((ledger.unexplained_bytes or 0 for ledger in ledgers), default=0)
+    apart = max((ledger.disagreement_bytes or 0 for ledger in ledgers), default=0)
+    if max(worst, apart) > UNEXPLAINED_LIMIT_BYTES:
+        yield Caution(
+            "bytes_unexplained",
+            f"Two readings of device memory differ by up to {format_bytes(apart)}, and {format_bytes(worst)} have no "
+            "listed cause.",
+            "Make sure that nothing else uses the GPU, then sweep with --fresh.",
+        )
+    if of.noise.assumed:
+        yield Caution(
+            "noise_assumed",
+            f"No point was measured by two processes, so ties use a noise of {of.noise.relative:.0%} that is assumed.",
+            "Set processes: 2 in the recipe and sweep again; it resumes.",
+        )
+    if facts and facts.shard_of > 1:
+        yield Caution(
+            "shard",
+            f"The sweep measured one rank's shapes of {facts.shard_of}, without collectives: a served step is longer.",
+            "Compare candidates with each other, not with a server's times.",
+        )
+    backends = sorted({point.attention for cell in sweep.cells for point in cell.points} - {of.model.attention})
+    if backends:
+        yield Caution(
+            "attention_left_out",
+            f"Figures are those of {of.model.attention}; points of {', '.join(backends)} were left out.",
+            "Sweep one attention backend at a time to ask about another.",
+        )
+
+
+def _about_traffic(
+    of: Measurements, workload: Workload, limits: Limits, answers: Sequence[EngineAnswer]
+) -> Iterator[Caution]:
+    measured = of.model.contexts()
+    contexts = {share.mean_kv_tokens or limits.context_tokens for share in workload.decode}
+    outside = sorted(context for context in contexts if of.model.nearest_context(context) != context)
+    if outside:
+        yield Caution(
+            "context_outside_measured",
+            f"Contexts from {outside[0]:,.0f} to {outside[-1]:,.0f} tokens lie outside the measured {measured[0]:,} to "
+            f"{measured[-1]:,}: the nearest measured one stands in.",
+            "Add the context to the recipe and sweep again; it resumes.",
+        )
+    if len(measured) == 1:
+        yield Caution(
+            "one_context",
+            f"Steps were timed at one context, {measured[0]:,} tokens: padded rows are charged as full ones, which "
+            "makes padding look dearer than it is.",
+            "Add a shorter context at a few sizes to the recipe and sweep again; it resumes.",
+        )
+    answered = [answer for answer in answers if answer.decode is not None]
+    cut = [a for a in answered if a.largest_step and a.largest_step < workload.max_running_requests and a.memory]
+    if held := [f"{a.largest_step} in {a.engine}" for a in cut if a.steps_share == 1.0]:
+        yield Caution(
+            "kv_limits_requests",
+            f"KV holds no more requests of {limits.context_tokens:,.0f} tokens than {', '.join(held)}: larger steps "
+            "were left out.",
+            "Ask with --max-running, --context-len or --workload of your own traffic.",
+        )
+    if beyond := [f"{1 - a.steps_share:.0%} in {a.engine}" for a in answered if a.steps_share < 1.0]:
+        yield Caution(
+            "beyond_measured",
+            f"Steps with more requests than were measured are left out: {', '.join(beyond)}.",
+            "Add larger sizes to the recipe and sweep again; it resumes.",
+        )
+    gaps = [
+        f"{1 - (a.decode.coverage or 0):.1%} above {a.decode.capture_sizes[-1]} requests in {a.engine}"
+        for a in answered
+        if a.decode and a.decode.capture_sizes and (a.decode.coverage or 0) < 1.0
+    ]
+    if gaps:
+        yield Caution(
+            "steps_run_eager",
+            f"Some steps run eager: {', '.join(gaps)}.",
+            "Sweep a list with the missing sizes if these steps matter.",
+        )
+    if eager := [a.engine for a in answered if a.decode and a.decode.is_eager]:
+        yield Caution(
+            "no_list_pays",
+            f"No list gains more than the noise of {of.noise.relative:.1%} in {', '.join(eager)} on this device.",
+            "Serve without decode graphs, or state your server's slower eager step with --eager-overhead-ms.",
+        )
+
+
+def _about_budget(of: Measurements, answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
+    if any(answer.memory for answer in answers):
+        yield Caution(
+            "prefill_not_measured",
+            "Prefill activations and prefill graphs are not measured by this version. SGLang's reserve holds them by "
+            "its own rule; vLLM and TensorRT-LLM take them from the KV cache, so their KV tokens are an upper bound.",
+            "Compare with the KV tokens that the engine prints when it starts.",
+        )
+    if of.distinguishes_eager and of.model.eager_overhead_us == 0:
+        yield Caution(
+            "eager_lower_bound",
+            "Eager figures are graphtune's own eager path, a lower bound of a server's eager step: graphs gain more "
+            "there than is shown here.",
+            "Add the difference with --eager-overhead-ms.",
+        )

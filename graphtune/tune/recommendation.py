@@ -1,0 +1,282 @@
+"""The answer as data, and as the JSON of ``recommend --json`` (docs/recommendation.schema.json).
+
+A null in the JSON has its reason under ``missing``, by path, where ``*`` stands for one step of a path. Keys are only
+ever added within schema 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from graphtune.engines.base import Dispatch, Flags
+from graphtune.results import Environment
+from graphtune.stats import Noise
+from graphtune.tune.kv_budget import KvBudget
+from graphtune.tune.workload import Workload
+from graphtune.units import GpuMemory
+
+SCHEMA = 1
+
+Status = Literal["ok", "nothing_fits", "partial"]
+
+PREFILL_MISSING = "prefill graphs are not measured by this version"
+COMPILE_MISSING = "compiled decode steps are not measured by this version"
+BOUND_MISSING = "bytes that are a bound have no lower end"
+EAGER_MISSING = "nothing is captured"
+GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING})
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something that limits an answer, and what to do about it."""
+
+    code: str
+    message: str
+    action: str
+
+
+@dataclass(frozen=True)
+class ListAnswer:
+    """One capture list with its figures on the traffic. Without sizes everything runs eager.
+
+    ``*_from`` say how a figure came about; ``absent`` maps the name of a null field to the reason.
+    """
+
+    unit: str
+    capture_sizes: tuple[int, ...]
+    backend: str
+    order: str | None
+    output: str | None
+    workspace: str | None
+    expected_step_us: float | None
+    coverage: float | None
+    padding_waste: float | None
+    graph_bytes: int | None
+    graph_bytes_interval: tuple[int, int] | None
+    capture_peak_bytes: int | None
+    capture_s: float | None
+    kv_tokens: int | None
+    expected_step_from: str | None
+    graph_bytes_from: str | None
+    capture_s_from: str | None
+    bytes_of_list: str | None
+    evidence: tuple[str, ...]
+    absent: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_eager(self) -> bool:
+        return not self.capture_sizes
+
+
+@dataclass(frozen=True)
+class EngineAnswer:
+    """The answer for one engine. ``message`` says in one sentence what was found.
+
+    ``steps_share`` is the share of the asked traffic that the figures cover: steps that KV cannot hold or that lie
+    beyond the measured sizes are left out.
+    """
+
+    engine: str
+    version: str
+    dispatch: Dispatch
+    status: Status
+    message: str
+    decode: ListAnswer | None
+    default: ListAnswer | None
+    eager: ListAnswer | None
+    ties: tuple[ListAnswer, ...]
+    runner_up: ListAnswer | None
+    memory: KvBudget | None
+    flags: Flags | None
+    steps_share: float
+    largest_step: int | None
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """A candidate that none beats in both bytes and step time; ``defaults`` are the engine's own list."""
+
+    engine: str
+    graph_bytes: int
+    expected_step_us: float
+    capture_s: float | None
+    decode_sizes: tuple[int, ...]
+    prefill_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user allows; null is no limit. ``context_tokens`` is the mean KV tokens per request."""
+
+    context_tokens: float
+    max_running_requests: int | None = None
+    min_kv_tokens: int | None = None
+    max_graph_bytes: int | None = None
+    max_capture_s: float | None = None
+    max_graphs: int | None = None
+
+
+@dataclass(frozen=True)
+class SweepFacts:
+    """Which measurement an answer rests on."""
+
+    path: str
+    recipe: str
+    recipe_sha: str
+    model: str
+    finished_at: str | None
+    environment: Environment | None
+    latency_device: str
+    statistic: str
+    attention: str
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The whole answer. ``gpu`` is null when the device's memory is not known."""
+
+    status: Status
+    sweep: SweepFacts
+    workload: Workload
+    limits: Limits
+    gpu: GpuMemory | None
+    noise: Noise
+    eager_overhead_us: float
+    engines: tuple[EngineAnswer, ...]
+    pareto: tuple[ParetoPoint, ...]
+    warnings: tuple[Caution, ...]
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def engine(self, name: str) -> EngineAnswer:
+        return next(answer for answer in self.engines if answer.engine == name)
+
+
+def as_json(of: Recommendation) -> dict[str, Any]:
+    """Plain data for ``json.dumps``; valid against the published schema."""
+    missing = dict(of.absent)
+    engines = {answer.engine: _engine(answer, f"engines.{answer.engine}", missing) for answer in of.engines}
+    gpu = None
+    if of.gpu is None:
+        missing.setdefault("gpu", "the memory of the device is not known")
+    else:
+        gpu = {
+            "nvml_total_bytes": of.gpu.nvml_total_bytes,
+            "cuda_total_bytes": of.gpu.cuda_total_bytes,
+            "cuda_total_assumed": of.gpu.cuda_total_assumed,
+            "rule": of.gpu.rule,
+            "card": of.gpu.card,
+        }
+    return {
+        "schema": SCHEMA,
+        "status": of.status,
+        "missing": dict(sorted(missing.items())),
+        "sweep": asdict(of.sweep),
+        "workload": of.workload.as_dict(),
+        "limits": asdict(of.limits),
+        "gpu": gpu,
+        "noise": {"relative": of.noise.relative, "assumed": of.noise.assumed, "points": of.noise.points},
+        "eager_overhead_us": of.eager_overhead_us,
+        "engines": engines,
+        "pareto": [
+            {**asdict(p), "decode_sizes": list(p.decode_sizes), "prefill_sizes": list(p.prefill_sizes)}
+            for p in of.pareto
+        ],
+        "warnings": [asdict(warning) for warning in of.warnings],
+    }
+
+
+def _engine(answer: EngineAnswer, path: str, missing: dict[str, str]) -> dict[str, Any]:
+    missing |= {f"{path}.{name}": reason for name, reason in answer.absent.items()}
+    missing["engines.*.prefill"] = PREFILL_MISSING
+    return {
+        "version": answer.version,
+        "dispatch": asdict(answer.dispatch),
+        "status": answer.status,
+        "message": answer.message,
+        "steps_share": answer.steps_share,
+        "largest_step": answer.largest_step,
+        "decode": _list(answer.decode, f"{path}.decode", missing),
+        "prefill": None,
+        "memory": _memory(answer.memory),
+        "default": _list(answer.default, f"{path}.default", missing),
+        "eager": _list(answer.eager, f"{path}.eager", missing),
+        "ties": [_tie(tie) for tie in answer.ties],
+        "runner_up": _list(answer.runner_up, f"{path}.runner_up", missing),
+        "flags": _flags(answer.flags),
+    }
+
+
+def _list(answer: ListAnswer | None, path: str, missing: dict[str, str]) -> dict[str, Any] | None:
+    if answer is None:
+        return None
+    for name, reason in {**answer.absent, "compile_max_size": COMPILE_MISSING}.items():
+        missing[f"engines.*.*.{name}" if reason in GENERAL_REASONS else f"{path}.{name}"] = reason
+    interval = answer.graph_bytes_interval
+    return {
+        "backend": answer.backend,
+        "unit": answer.unit,
+        "capture_sizes": list(answer.capture_sizes),
+        "order": answer.order,
+        "output": answer.output,
+        "workspace": answer.workspace,
+        "compile_max_size": None,
+        "expected_step_us": answer.expected_step_us,
+        "coverage": answer.coverage,
+        "padding_waste": answer.padding_waste,
+        "graph_bytes": answer.graph_bytes,
+        "graph_bytes_interval": list(interval) if interval else None,
+        "capture_peak_bytes": answer.capture_peak_bytes,
+        "capture_s": answer.capture_s,
+        "kv_tokens": answer.kv_tokens,
+        "values": {
+            "expected_step_us": answer.expected_step_from,
+            "graph_bytes": answer.graph_bytes_from,
+            "capture_s": answer.capture_s_from,
+        },
+        "bytes_of_list": answer.bytes_of_list,
+        "evidence": list(answer.evidence),
+    }
+
+
+def _tie(answer: ListAnswer) -> dict[str, Any]:
+    return {
+        "capture_sizes": list(answer.capture_sizes),
+        "expected_step_us": answer.expected_step_us,
+        "coverage": answer.coverage,
+        "graph_bytes": answer.graph_bytes,
+    }
+
+
+def _memory(of: KvBudget | None) -> dict[str, Any] | None:
+    if of is None:
+        return None
+    return {
+        "cuda_total_bytes": of.cuda_total_bytes,
+        "context_bytes": of.context_bytes,
+        "weights_bytes": of.weights_bytes,
+        "workspace_bytes": of.workspace_bytes,
+        "static_buffer_bytes": of.static_buffer_bytes,
+        "activation_peak_bytes": of.activation_peak_bytes,
+        "graph_bytes": of.graph_bytes,
+        "reserve_bytes": of.reserve_bytes,
+        "kv_bytes": of.kv_bytes,
+        "kv_tokens": of.kv_tokens,
+        "bytes_per_kv_token": of.bytes_per_kv_token,
+        "max_running_requests": of.max_running_requests,
+        "short_by_bytes": of.short_by_bytes,
+        "fraction": {
+            "setting": of.fraction_setting,
+            "value": of.fraction,
+            "base": of.fraction_base,
+            "base_bytes": of.fraction_base_bytes,
+            "changed": of.fraction_changed,
+        },
+    }
+
+
+def _flags(flags: Flags | None) -> dict[str, Any] | None:
+    if flags is None:
+        return None
+    return {"yaml": flags.yaml} if flags.yaml is not None else {"args": list(flags.args)}

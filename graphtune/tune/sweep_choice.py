@@ -1,0 +1,70 @@
+"""Which stored sweep answers: the one named, else the newest CUDA sweep under ./reports, else the shipped one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from graphtune.errors import InputError
+from graphtune.store import Run, Sweep, find_sweeps, read_run, read_sweep
+
+REPORTS = Path("reports")
+
+
+def choose_sweep(folder: Path | None = None, model: str | None = None, reports: Path = REPORTS) -> Sweep:
+    """Read the sweep that answers for ``model`` (a name, a config.json or its folder; None takes any).
+
+    Without ``folder`` only finished CUDA sweeps count. Raises InputError naming the models that were swept when the
+    asked one was not.
+    """
+    if folder is not None:
+        sweep = read_sweep(folder)
+        if model is not None and not is_of_model(sweep, model):
+            raise _not_swept(model, [(sweep, folder)])
+        return sweep
+    found = [(read_run(path), path) for path in find_sweeps(reports)]
+    finished = [(run, path) for run, path in found if run.device == "cuda" and run.finished_at is not None]
+    fitting = [(run, path) for run, path in finished if model is None or is_of_model(run, model)]
+    if fitting:
+        return read_sweep(max(fitting, key=lambda pair: (pair[0].finished_at or "", str(pair[1])))[1])
+    shipped = _shipped()
+    if model is None or is_of_model(shipped, model):
+        return shipped
+    raise _not_swept(model, [*finished, (shipped, shipped.path)])
+
+
+def _shipped() -> Sweep:
+    from graphtune.data import shipped_sweep
+
+    return read_sweep(shipped_sweep())
+
+
+def is_of_model(run: Run, model: str) -> bool:
+    """True when ``model`` names the model or recipe of a sweep, or is a config.json with the same content."""
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.is_file():
+        return _read_config(path) == run.recipe.get("model")
+    wanted = model.casefold()
+    return wanted in {run.model_name.casefold(), run.recipe_name.casefold(), run.model_name.split("/")[-1].casefold()}
+
+
+def _read_config(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
+        raise InputError(f"is not JSON: {error}", where=str(path)) from error
+
+
+def _not_swept(model: str, swept: Iterable[tuple[Run, Path]]) -> InputError:
+    known = ", ".join(sorted({f"{run.model_name} ({path})" for run, path in swept}))
+    return InputError(
+        f"{model!r} was not swept, and another model's figures do not answer for it",
+        where="--model",
+        action=f"Swept: {known}. `graphtune recipe` and `graphtune sweep` measure another model.",
+    )
