@@ -58,8 +58,8 @@ def build(cell: Cell, device: torch.device, reached: Callable[[str], None]) -> E
         model = Decoder.from_safetensors(config, Path(cell.weights), dtype=dtype, device=device)
     reached("weights")
     cache = PagedKVCache(
-        layers=config.num_hidden_layers,
-        kv_heads=config.num_key_value_heads,
+        layers=config.num_layers,
+        kv_heads=config.num_kv_heads,
         head_size=config.head_dim,
         page_size=cell.page_size,
         tokens=cell.kv_tokens,
@@ -103,8 +103,8 @@ def _attention(
     backend = FlashInferAttention(
         cache,
         table,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
         head_size=config.head_dim,
         max_requests=max_requests,
     )

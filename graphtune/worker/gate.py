@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from graphtune.results import GateCheck
-from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.kv_cache import PagedKVCache
 from graphtune.worker.runners.buffers import LiveBatch, StaticBuffers
 from graphtune.worker.runners.decode import GraphDecode
@@ -65,12 +64,12 @@ def _check_size(runner: GraphDecode, size: int, raws: tuple[int, ...], *, seed: 
                 table,
                 rows=rows[:raw],
                 lengths=lengths[None, :],
-                vocab_size=eager.model.vocab_size,
+                vocab_size=eager.model.config.vocab_size,
                 seed=int(random.integers(1 << 30)),
             )
             written.append(live.out_slots.cpu().numpy())
             saved.append((live.out_slots, cache.slots(live.out_slots)))
-            result = _compare(runner, live, size, victim=victim, victim_length=longest, victim_slot=victim_slot)
+            result = _compare(runner, live, victim=victim, victim_length=longest, victim_slot=victim_slot)
             equal &= result.equal
             finite &= result.finite
             at_padded = max(at_padded, result.at_padded)
@@ -114,17 +113,14 @@ class _Result:
 
 
 def _compare(
-    runner: GraphDecode, live: LiveBatch, size: int, *, victim: int, victim_length: int, victim_slot: int
+    runner: GraphDecode, live: LiveBatch, *, victim: int, victim_length: int, victim_slot: int
 ) -> _Result:
     eager, cache = runner.eager, runner.eager.cache
-    key = ShapeKey(size)
-    output = runner.backend.replay(key)  # only to reach the recorded output tensor; what it computes is thrown away
-    output.fill_(float("nan"))
+    # A first replay gives the recorded output's memory, which then holds NaN unless the second one writes it.
+    _replay(runner, live).fill_(float("nan"))
     poison_tails(eager.buffers, live.size, row=victim, length=victim_length, slot=victim_slot)
     cache.write_slots(live.out_slots, float("nan"))
-    runner.fill(live)
-    runner.plan()
-    replayed = runner.launch().clone()
+    replayed = _replay(runner, live).clone()
     kv = [cache.slots(live.out_slots)]
     cache.write_slots(live.out_slots, float("nan"))
     padded = runner.run_padded_eagerly().clone()
@@ -133,6 +129,12 @@ def _compare(
     raw = eager.run(live).clone()
     kv.append(cache.slots(live.out_slots))
     return _Result(replayed, padded, raw, kv)
+
+
+def _replay(runner: GraphDecode, live: LiveBatch) -> torch.Tensor:
+    runner.fill(live)
+    runner.plan()
+    return runner.launch()
 
 
 def poison_tails(buffers: StaticBuffers, raw: int, *, row: int, length: int, slot: int) -> None:

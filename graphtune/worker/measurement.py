@@ -55,7 +55,7 @@ class Measurement:
         cell, engine, ledger = self.cell, self.engine, self.ledger
         backend = engine.make_backend()
         runner = GraphDecode(engine.eager, backend, capture_list)
-        before = ledger.mark("eager_warmup", list_index=index)
+        before = ledger.mark("before_list", list_index=index)
         captures: list[Capture] = []
         status: Status = "ok"
         reason: str | None = None
@@ -74,7 +74,9 @@ class Measurement:
                 ledger.mark("replayed", list_index=index, pool_bytes=backend.pool_bytes())
             if index == 0:
                 self._latency(runner)
-                self._launches(runner)
+                ledger.mark("measured", list_index=index, pool_bytes=backend.pool_bytes())
+                if self._launches(runner):
+                    ledger.mark("profiled", list_index=index, pool_bytes=backend.pool_bytes())
         except torch.cuda.OutOfMemoryError as error:
             status, reason = "oom", str(error).strip().splitlines()[0]
         pool_bytes = backend.pool_bytes()
@@ -178,9 +180,10 @@ class Measurement:
             steps["eager"] = self.engine.eager
         return steps
 
-    def _launches(self, runner: GraphDecode) -> None:
+    def _launches(self, runner: GraphDecode) -> bool:
+        """Profile the cell's sizes; False where there is nothing to profile (the profiler used here sees GPUs only)."""
         if self.gpu is None or not self.cell.profile_sizes:
-            return
+            return False
         context = self.cell.latency[0].context_tokens
         with _timed(self.seconds, "profile"):
             for size in self.cell.profile_sizes:
@@ -191,11 +194,12 @@ class Measurement:
                 finally:
                     series.close()
         self.saved("launch profiles", 1, 1)
+        return True
 
     def _series(self, size: int, context: int) -> BatchSeries:
         engine = self.engine
         return BatchSeries(
-            engine.table, size=size, context=context, vocab_size=engine.model.vocab_size, seed=self.cell.seed + size
+            engine.table, size=size, context=context, vocab_size=engine.model.config.vocab_size, seed=self.cell.seed + size
         )
 
 

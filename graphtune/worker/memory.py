@@ -15,20 +15,10 @@ from graphtune.worker.nvml import Gpu
 
 DISAGREEMENT_LIMIT_BYTES = 16 << 20
 
-GROWTH_EXPECTED = {
-    "context",
-    "weights",
-    "kv_cache",
-    "workspace",
-    "buffers",
-    "eager_warmup",
-    "capture",
-    "captured",
-    "replayed",
-    "torn_down",
-}
-"""Stages in which bytes outside torch may grow for a reason that has a name: context creation, loading of modules and
-libraries (kernels of a new kind run first here), graph executables, what a first replay uploads, what teardown leaves."""
+UNEVENTFUL = ("before_list", "measured")
+"""Stages that end an interval in which nothing may grow outside torch. Every other stage has a cause with a name:
+context creation, loading of modules and libraries (kernels of a new kind run first during eager warm-up), graph
+executables, what a first replay uploads, the profiler, what teardown leaves."""
 
 
 class Ledger:
@@ -81,7 +71,7 @@ class Ledger:
         growth = sum(
             max(0, outside_torch(after) - outside_torch(before))
             for before, after in zip(self.marks, self.marks[1:], strict=False)
-            if after.stage not in GROWTH_EXPECTED
+            if after.stage in UNEVENTFUL
         )
         return MemoryLedger(
             tuple(self.marks), "nvml_process" if by_process else "nvml_device", disagreement, growth + disagreement

@@ -1,8 +1,8 @@
 """FlashInfer paged decode attention: one wrapper per captured size over shared or own workspaces.
 
-Written against flashinfer-python 0.6.13. ``plan`` of the public wrapper walks the lengths in Python (1 ms at 256
-requests) and copies through pageable memory, so every step after the first uses ``fast_decode_plan``, which leaves the
-copies to the caller: they are one pinned copy here.
+Written against flashinfer-python 0.6.13. The public ``plan`` walks the lengths in Python and copies three arrays through
+pageable memory at every call. It is used once per wrapper, to pick and load the kernels; each step then calls the
+planner that it ends in, with the host arrays that are at hand, after one pinned copy of the step's metadata.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import flashinfer
 import numpy as np
 import torch
-from flashinfer.decode import fast_decode_plan
 from flashinfer.page import get_page_module
 
 from graphtune.worker.attention.base import AttentionBackend
@@ -59,7 +58,11 @@ class FlashInferAttention(AttentionBackend):
         ints = 2 * max_requests + 1 + cache.pages + max_requests
         self._metadata = torch.zeros(ints, dtype=torch.int32, device=device)
         self._staging = torch.zeros(ints, dtype=torch.int32, pin_memory=True)
-        self._staging_host = self._staging.numpy()
+        self._host_offsets, self._host_last_page_lens, self._host_indices = self._split(self._staging.numpy())
+        self._host_offsets_tensor = self._split(self._staging)[0]
+        self._counting = np.arange(cache.pages + max_requests, dtype=np.int32)
+        self._query_offsets = torch.arange(max_requests + 1, dtype=torch.int32)
+        self._no_data = torch.empty(0, dtype=cache.pool.dtype)
         self._offsets, self._last_page_lens, self._indices = self._split(self._metadata)
         self._float_workspace = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._int_workspace = torch.zeros(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -127,24 +130,25 @@ class FlashInferAttention(AttentionBackend):
         self._wrapper = self._eager
 
     def plan(self, batch: DecodeBatch, *, graph_size: int | None) -> None:
-        n, shape = batch.padded_size, self._shape
+        n, page_size = batch.padded_size, self._shape.page_size
         self._staged.synchronize()
-        offsets, last_page_lens, indices = self._split(self._staging_host)
         lens = batch.seq_lens_host.numpy()
-        counts = (lens + (shape.page_size - 1)) // shape.page_size
-        offsets[0] = 0
+        counts = (lens + (page_size - 1)) // page_size
+        offsets = self._host_offsets
         np.cumsum(counts, out=offsets[1 : n + 1])
-        np.subtract(lens, (counts - 1) * shape.page_size, out=last_page_lens[:n])
+        np.subtract(lens, (counts - 1) * page_size, out=self._host_last_page_lens[:n])
         total = int(offsets[n])
         table = self._table.page_table_host
-        rows = batch.req_rows_host.tolist()
-        np.concatenate([table[row, :count] for row, count in zip(rows, counts.tolist(), strict=True)], out=indices[:total])
+        # Row i's pages start at row · width in the flat table and at offsets[i] in the step's list of pages.
+        starts = batch.req_rows_host.numpy() * table.shape[1] - offsets[:n]
+        places = np.repeat(starts, counts)
+        places += self._counting[:total]
+        np.take(table.reshape(-1), places, out=self._host_indices[:total])
         used = 2 * self._max + 1 + total
         self._metadata[:used].copy_(self._staging[:used], non_blocking=True)
-        wrapper = self._eager if graph_size is None else self._graph_wrappers[graph_size]
-        self._fast_plan(wrapper, n, total)
+        self._wrapper = self._eager if graph_size is None else self._graph_wrappers[graph_size]
+        self._plan_kernels(self._wrapper, batch, graph=graph_size is not None)
         self._staged.record()
-        self._wrapper = wrapper
 
     def prepare(self, batch: DecodeBatch) -> None:
         self._batch = batch
@@ -172,7 +176,7 @@ class FlashInferAttention(AttentionBackend):
         return ints[: self._max + 1], ints[self._max + 1 : 2 * self._max + 1], ints[2 * self._max + 1 :]
 
     def _public_plan(self, wrapper: flashinfer.BatchDecodeWithPagedKVCacheWrapper, size: int) -> None:
-        """The public plan, once per wrapper: it picks and loads the kernel module that ``fast_decode_plan`` needs."""
+        """The public plan, once per wrapper: it picks and loads the kernel module whose planner each step calls."""
         shape = self._shape
         wrapper.plan(
             torch.arange(size + 1, dtype=torch.int32),
@@ -186,22 +190,34 @@ class FlashInferAttention(AttentionBackend):
             kv_data_type=shape.dtype,
         )
 
-    def _fast_plan(self, wrapper: flashinfer.BatchDecodeWithPagedKVCacheWrapper, size: int, total: int) -> None:
-        shape = self._shape
-        offsets, last_page_lens, _ = self._split(self._staging)
-        fast_decode_plan(
-            wrapper,
-            self._offsets[: size + 1],
-            self._indices[:total],
-            last_page_lens[:size],
-            shape.heads,
-            shape.kv_heads,
-            shape.head_size,
-            shape.page_size,
-            q_data_type=shape.dtype,
-            kv_data_type=shape.dtype,
-            global_override_indptr_cpu=offsets[: size + 1],
+    def _plan_kernels(
+        self, wrapper: flashinfer.BatchDecodeWithPagedKVCacheWrapper, batch: DecodeBatch, *, graph: bool
+    ) -> None:
+        """What the public plan ends in, given host arrays: it writes the integer workspace and returns kernel choices."""
+        n, shape = batch.padded_size, self._shape
+        workspaces = (
+            wrapper._float_workspace_buffer,
+            wrapper._int_workspace_buffer,
+            wrapper._pin_memory_int_workspace_buffer,
         )
-        if wrapper is self._eager:
-            # Given a host array, fast_decode_plan keeps it; the kernels want the device twin.
-            wrapper._paged_kv_last_page_len_buf = self._last_page_lens[:size]
+        offsets = self._host_offsets_tensor[: n + 1]
+        heads = (shape.heads, shape.kv_heads, shape.page_size, graph)
+        if self._tensor_cores:
+            lens = batch.seq_lens_host
+            causal, window, split, no_split, colocated = False, -1, -1, False, 0
+            wrapper._plan_info = wrapper._cached_module.plan(
+                *workspaces, self._query_offsets[: n + 1], offsets, lens, n, n, *heads,
+                shape.head_size, shape.head_size, causal, window, split, no_split, colocated,
+            )  # fmt: skip
+        else:
+            window, soft_cap = -1, 0.0
+            wrapper._plan_info = wrapper._cached_module.plan(
+                *workspaces, offsets, n, *heads, window, soft_cap,
+                shape.head_size, shape.head_size, self._no_data, self._no_data,
+            )  # fmt: skip
+        if not graph:
+            # An eager step's wrapper has no buffers of its own; it reads the step's metadata where it was copied.
+            wrapper._qo_indptr_buf = self._arange[: n + 1]
+            wrapper._paged_kv_indptr_buf = self._offsets[: n + 1]
+            wrapper._paged_kv_indices_buf = self._indices
+            wrapper._paged_kv_last_page_len_buf = self._last_page_lens[:n]

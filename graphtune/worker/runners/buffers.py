@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
 
 Policy = Literal["copy", "zero", "sentinel", "computed"]
@@ -62,6 +63,7 @@ class Slot:
     name: str
     policy: Policy
     dtype: torch.dtype = torch.int32
+    source_dtype: torch.dtype = torch.int32
     pad_value: int = 0
     host: bool = False
     compute: Callable[[DecodeBatch], None] | None = None
@@ -103,6 +105,7 @@ class StaticBuffers:
     tensors: dict[str, torch.Tensor] = field(init=False)
     _pads: dict[tuple[torch.dtype, int], torch.Tensor] = field(init=False)
     _views: dict[tuple[int, int], DecodeBatch] = field(init=False, default_factory=dict)
+    _fills: dict[tuple[int, int], _FillViews] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [slot.name for slot in self.slots]
@@ -150,30 +153,53 @@ class StaticBuffers:
         """Copy a step's inputs to the slots' heads and put the tails in order; returns the padded views.
 
         Heads and tails touch different rows, so both go into one foreach copy per (slot dtype, source dtype) pair:
-        the number of kernels does not grow with the number of slots.
+        the number of kernels does not grow with the number of slots. Host slots are copied one by one.
         """
         raw = live.size
-        groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        views = self._fills.get((raw, padded_size))
+        if views is None:
+            views = self._fills[raw, padded_size] = self._fill_views(raw, padded_size)
+        for targets, names, pads in views.groups:
+            torch._foreach_copy_(targets, [getattr(live, name) for name in names] + pads)
+        for head, tail, name, pad_value in views.host:
+            head[:] = getattr(live, name).numpy()
+            if tail is not None:
+                tail[:] = pad_value
+        for compute in views.computed:
+            compute(views.batch)
+        return views.batch
+
+    def _fill_views(self, raw: int, padded_size: int) -> _FillViews:
+        """What a fill of these two sizes touches; slicing at every step would cost more than the copies."""
+        groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[torch.Tensor], list[str], list[torch.Tensor]]] = {}
+        host = []
         for slot in self.slots:
+            tensor = self.tensors[slot.name]
+            padded = slot.policy in ("zero", "sentinel") and raw < padded_size
             if slot.policy == "computed":
                 continue
-            target, source = self.tensors[slot.name], getattr(live, slot.name)
             if slot.host:
-                target[:raw] = source
-                if slot.policy != "copy":
-                    target[raw:padded_size] = slot.pad_value
+                rows = tensor.numpy()
+                host.append((rows[:raw], rows[raw:padded_size] if padded else None, slot.name, slot.pad_value))
                 continue
-            into, out_of = groups.setdefault((target.dtype, source.dtype), ([], []))
-            into.append(target[:raw])
-            out_of.append(source)
-            if slot.policy != "copy" and raw < padded_size:
-                pads, pad_sources = groups.setdefault((target.dtype, target.dtype), ([], []))
-                pads.append(target[raw:padded_size])
-                pad_sources.append(self._pads[slot.dtype, slot.pad_value][: padded_size - raw])
-        for into, out_of in groups.values():
-            torch._foreach_copy_(into, out_of)
-        batch = self.batch(raw, padded_size)
+            targets, names, _ = groups.setdefault((slot.dtype, slot.source_dtype), ([], [], []))
+            targets.append(tensor[:raw])
+            names.append(slot.name)
         for slot in self.slots:
-            if slot.compute is not None:
-                slot.compute(batch)
-        return batch
+            if slot.policy in ("zero", "sentinel") and not slot.host and raw < padded_size:
+                targets, _, pads = groups.setdefault((slot.dtype, slot.dtype), ([], [], []))
+                targets.append(self.tensors[slot.name][raw:padded_size])
+                pads.append(self._pads[slot.dtype, slot.pad_value][: padded_size - raw])
+        computed = tuple(slot.compute for slot in self.slots if slot.compute is not None)
+        return _FillViews(self.batch(raw, padded_size), tuple(groups.values()), tuple(host), computed)
+
+
+@dataclass(frozen=True)
+class _FillViews:
+    """Views that a fill of one (raw, padded) pair writes: foreach groups (targets, source names, padding sources), host
+    heads and tails with source name and pad value, and the computed slots."""
+
+    batch: DecodeBatch
+    groups: tuple[tuple[list[torch.Tensor], list[str], list[torch.Tensor]], ...]
+    host: tuple[tuple[np.ndarray, np.ndarray | None, str, int], ...]
+    computed: tuple[Callable[[DecodeBatch], None], ...]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -15,9 +16,11 @@ from graphtune.worker.attention.base import AttentionBackend
 from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, GraphBackend
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
-from graphtune.worker.models.decoder import Decoder
 from graphtune.worker.runners.admission import Admission, admit_decode
 from graphtune.worker.runners.buffers import DecodeBatch, LiveBatch, StaticBuffers, decode_slots
+
+if TYPE_CHECKING:
+    from graphtune.worker.models.decoder import Decoder
 
 
 class DecodeStep(Protocol):
@@ -127,9 +130,11 @@ class GraphDecode:
         # Live requests may have left their rows in the slots; the warm-ups really run and must write to the sink.
         eager.buffers.reset()
         batch = eager.buffers.batch(size, size)
+        started = time.perf_counter()
         eager.attention.bind(size, per_size=self.list.workspace == "per_size")
         eager.attention.plan(batch, graph_size=size)
         output = self._output_rows(size)
+        prepared_s = time.perf_counter() - started
 
         def forward() -> torch.Tensor:
             logits = eager.forward(batch)
@@ -143,7 +148,8 @@ class GraphDecode:
         except CaptureError as error:
             return CaptureFailure(size, str(error))
         self.sizes = tuple(sorted((*self.sizes, size)))
-        return timing
+        # Making what the size needs is paid at start-up too, and belongs to what comes before recording.
+        return replace(timing, warmup_s=timing.warmup_s + prepared_s)
 
     def _output_rows(self, size: int) -> torch.Tensor | None:
         """Rows of the one shared output buffer, made at the list's largest size before the first capture."""
@@ -152,7 +158,7 @@ class GraphDecode:
         if self.shared_output is None:
             model = self.eager.model
             self.shared_output = torch.empty(
-                (max(self.list.sizes), model.vocab_size), dtype=model.dtype, device=self.eager.cache.pool.device
+                (max(self.list.sizes), model.config.vocab_size), dtype=model.dtype, device=self.eager.cache.pool.device
             )
         return self.shared_output[:size]
 
