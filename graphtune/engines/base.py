@@ -151,10 +151,6 @@ class Engine(ABC):
         """The engine's default division of the device, with no guess at decode graphs in it: they are measured."""
 
     @abstractmethod
-    def memory_flags(self, fraction: float) -> Flags:
-        """Flags that set the fraction of ``memory_rule``."""
-
-    @abstractmethod
     def default_prefill_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
         """The engine's own prefill capture list in tokens, ascending; empty when it captures none by default."""
 

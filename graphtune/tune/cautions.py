@@ -168,6 +168,11 @@ def _about_traffic(
             f"Some steps run eager: {', '.join(gaps)}.",
             "Sweep a list with the missing sizes if these steps matter.",
         )
+    for answer in answered:
+        for warning in answer.flags.warnings if answer.flags else ():
+            yield Caution(
+                "engine_changes_list", f"{answer.engine}: {warning}.".replace("..", "."), "Read the engine's start-up log."
+            )
     if eager := [a.engine for a in answered if a.decode and a.decode.is_eager]:
         yield Caution(
             "no_list_pays",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from graphtune.engines.base import DeviceFacts, Engine, Flags, Serving
+from graphtune.engines.base import DeviceFacts, Engine, Flags, GraphPlan, Serving
 from graphtune.stats import Noise
 from graphtune.tune.candidates import (
     Candidate,
@@ -98,7 +98,7 @@ def answer_for(
         ties=tuple(listed(tie) for tie in choice.ties),
         runner_up=listed(choice.runner_up) if choice.runner_up else None,
         memory=budget,
-        flags=_flags(engine, choice.chosen, budget, of.serving),
+        flags=_flags(engine, choice.chosen, budget, of),
         steps_share=share,
         largest_step=max(step.requests for step in steps),
         absent=absent,
@@ -335,11 +335,7 @@ def _listed(requests: tuple[int, ...]) -> str:
     return f"{requests[0]} to {requests[-1]}" if len(requests) > 1 else str(requests[0])
 
 
-def _flags(engine: Engine, chosen: Candidate, budget: KvBudget | None, serving: Serving) -> Flags:
+def _flags(engine: Engine, chosen: Candidate, budget: KvBudget | None, of: Measurements) -> Flags:
     """Flags for the list, and for the engine's memory fraction where it has to differ from the engine's own."""
-    flags = engine.decode_flags(chosen.sizes, serving)
-    if budget is None or not budget.fraction_changed:
-        return flags
-    memory = engine.memory_flags(budget.fraction)
-    yaml = None if flags.yaml is None else flags.yaml + (memory.yaml or "")
-    return Flags(args=flags.args + memory.args, yaml=yaml, warnings=flags.warnings + memory.warnings)
+    fraction = budget.fraction if budget is not None and budget.fraction_changed else None
+    return engine.flags(GraphPlan(decode=chosen.sizes, mem_fraction=fraction), of.serving, of.device)

@@ -71,8 +71,5 @@ class SGLang(Engine):
         covers = frozenset({"workspace", "static_buffers", "activation_peak"})
         return MemoryRule(fraction, "free_before_load", covers, "--mem-fraction-static")
 
-    def memory_flags(self, fraction: float) -> Flags:
-        return Flags(args=("--mem-fraction-static", f"{fraction:g}"))
-
 
 SGLANG = SGLang()

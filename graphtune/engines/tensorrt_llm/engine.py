@@ -89,8 +89,5 @@ class TensorRTLLM(Engine):
         covers = frozenset({"activation_peak", "graphs"})
         return MemoryRule(fraction, "free_after_load", covers, "kv_cache_config.free_gpu_memory_fraction")
 
-    def memory_flags(self, fraction: float) -> Flags:
-        return Flags(yaml=f"kv_cache_config:\n  free_gpu_memory_fraction: {fraction:g}\n")
-
 
 TENSORRT_LLM = TensorRTLLM()

@@ -60,8 +60,5 @@ class VLLMEngine(Engine):
         utilization = lists.DEFAULT_UTILIZATION if serving.mem_fraction is None else serving.mem_fraction
         return MemoryRule(utilization, "total", frozenset({"context"}), "--gpu-memory-utilization")
 
-    def memory_flags(self, fraction: float) -> Flags:
-        return Flags(args=("--gpu-memory-utilization", f"{fraction:g}"))
-
 
 VLLM = VLLMEngine()
