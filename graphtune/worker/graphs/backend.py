@@ -13,6 +13,9 @@ from graphtune.worker.graphs.shape_key import ShapeKey
 
 Forward = Callable[[], torch.Tensor]
 
+WARMUPS = 2
+"""Calls before a recording: the first settles caches and lazy loading, the second runs as the recording will."""
+
 
 @dataclass(frozen=True)
 class CaptureTiming:

@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from graphtune.worker.graphs.backend import CaptureTiming, Forward, GraphBackend
+from graphtune.worker.graphs.backend import WARMUPS, CaptureTiming, Forward, GraphBackend
 from graphtune.worker.graphs.shape_key import ShapeKey
-
-WARMUPS = 2
 
 
 class EagerBackend(GraphBackend):

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from graphtune.worker.graphs.backend import CaptureTiming, Forward, GraphBackend
+from graphtune.worker.graphs.backend import WARMUPS, CaptureTiming, Forward, GraphBackend
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.graphs.tape import Tape, record
 from graphtune.worker.graphs.tape_pool import BytePool
 from graphtune.worker.graphs.tape_recorder import Made, Outside
-
-WARMUPS = 2
 
 
 class TapeBackend(GraphBackend):

@@ -142,8 +142,8 @@ def operator(call: OpOverload) -> Operator:
     """Facts of an overload."""
     schema = call._schema
     name = str(call)
-    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    sets = {alias: argument.name for argument in written for alias in argument.alias_info.before_set}
+    written = [(a.name, a.alias_info) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    sets = {alias: name for name, info in written for alias in info.before_set}
     returned = tuple(
         next((sets[alias] for alias in result.alias_info.before_set if alias in sets), None)
         if result.alias_info is not None
@@ -156,7 +156,7 @@ def operator(call: OpOverload) -> Operator:
         name=name,
         namespace=call.namespace,
         arguments=tuple(argument.name for argument in schema.arguments),
-        writes=frozenset(argument.name for argument in written),
+        writes=frozenset(name for name, _ in written),
         returned=returned,
         out=out,
         out_names=out_names,

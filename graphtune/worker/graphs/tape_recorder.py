@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -145,12 +144,9 @@ class Recorder(TorchDispatchMode):
             raise self.refuse(facts.name, reason)
         origin = calling_line(facts.name)
         written = [t for name in bound if name in facts.writes for t in tensors_in(bound[name])]
-        shapes = [t.shape for t in written]
         result = self._run(facts, args, kwargs, bound, written)
         if facts.changes_view_only:
             return result
-        if shapes != [t.shape for t in written]:
-            raise self.refuse(facts.name, "resizes its output, which changes an address; allocate it at its final size")
         known = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs)) if t.numel()}
         fresh: list[tuple[tuple[int, ...], Ref]] = []
         result = self._place_fresh(facts, result, (), known, fresh, origin)
@@ -171,32 +167,35 @@ class Recorder(TorchDispatchMode):
         written: list[torch.Tensor],
     ) -> Any:
         """The call's results, with nothing outside the pool written."""
-        outside = [] if facts.changes_view_only else [t for t in written if t.numel() and not self._in_pool(t)]
+        outside = [] if facts.changes_view_only else [t for t in written if not self._in_pool(t)]
         if not outside:
             result = facts.call(*args, **kwargs)
             return tree_map_only(torch.Tensor, torch.Tensor.zero_, result) if facts.name in ALLOCATIONS else result
         if facts.custom:
             return self._imagine(facts, args, kwargs)
-        if all(facts.returned) and len(outside) == len([t for t in written if t.numel()]):
+        if all(facts.returned) and len(outside) == len(written) and all(t.numel() for t in written):
             results = tuple(bound[name] for name in facts.returned if name is not None)
             return results[0] if len(results) == 1 else (results or None)
-        # Some targets are in the pool or there are results besides: let the outside ones be written in a copy.
+        # Some targets are in the pool, have no elements yet or are not all results: write copies of the outside ones.
         copies = {id(t): t.clone() for t in outside}
         args, kwargs = tree_map_only(torch.Tensor, lambda t: copies.get(id(t), t), (args, kwargs))
         originals = {id(copies[id(t)]): t for t in outside}
-        return tree_map_only(torch.Tensor, lambda t: originals.get(id(t), t), facts.call(*args, **kwargs))
+        result = facts.call(*args, **kwargs)
+        if any(copies[id(t)].shape != t.shape for t in outside):
+            raise self.refuse(facts.name, "resizes its output, which changes an address; allocate it at its final size")
+        return tree_map_only(torch.Tensor, lambda t: originals.get(id(t), t), result)
 
     def _imagine(self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Zeros in the shapes that a custom operator's fake kernel gives; its body would write outside."""
         given: dict[int, torch.Tensor] = {}
 
         def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-            fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
             given[id(fake)] = tensor
             return fake
 
         try:
-            with torch.inference_mode(False), torch.no_grad(), FakeTensorMode():
+            with torch.inference_mode(False), torch.no_grad():
                 fake_args, fake_kwargs = tree_map_only(torch.Tensor, stand_in, (args, kwargs))
                 fakes = facts.call(*fake_args, **fake_kwargs)
         except Exception as error:
@@ -206,7 +205,7 @@ class Recorder(TorchDispatchMode):
         def real(fake: torch.Tensor) -> torch.Tensor:
             if id(fake) in given:
                 return given[id(fake)]
-            return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device=fake.device).zero_()
+            return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype).zero_()
 
         return tree_map_only(torch.Tensor, real, fakes)
 

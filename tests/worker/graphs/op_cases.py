@@ -128,7 +128,9 @@ CASES |= {
     "negative_view": lambda i: torch._neg_view(i.x + 1) * 2,
     "sdpa": lambda i: F.scaled_dot_product_attention(i.q, i.k, i.v),
     "sdpa_causal": lambda i: F.scaled_dot_product_attention(i.q, i.k[:, :, :5], i.v[:, :, :5], is_causal=True),
-    "sdpa_mask": lambda i: F.scaled_dot_product_attention(i.q, i.k, i.v, attn_mask=i.q.sum(-1, True).expand(2, 4, 5, 7)),
+    "sdpa_mask": lambda i: F.scaled_dot_product_attention(
+        i.q, i.k, i.v, attn_mask=i.q.sum(-1, True).expand(2, 4, 5, 7)
+    ),
     "sdpa_gqa": lambda i: F.scaled_dot_product_attention(i.q, i.k[:, :2], i.v[:, :2], enable_gqa=True),
     "sdpa_scale_bool": lambda i: F.scaled_dot_product_attention(
         i.q, i.k, i.v, attn_mask=i.q.sum(-1, True) > i.k.sum(-1)[:, :, None], scale=0.3
