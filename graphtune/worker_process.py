@@ -57,7 +57,7 @@ def run_worker(
             [*command, str(cell_file), str(result_file)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=subprocess.STDOUT,  # one pipe keeps the order of the two streams
             env=_environment(environment),
             start_new_session=True,
         )
