@@ -161,7 +161,7 @@ def parse_gpu_memory(text: str, swept: Environment | None = None) -> GpuMemory:
         card = NOMINAL_CARDS[int(number)]
         nvml_bytes = card.nvml_total_mib * MIB
         shown = f"for which nvidia-smi shows {card.nvml_total_mib} MiB"
-        rule = f"{text.strip()} is the size on the box of a {card.name}, {shown}"
+        rule = f"{text.strip()} is the size on the box of the {card.name}, {shown}"
     elif number > LARGEST_BARE_GIB:
         raise InputError(
             f"{text.strip()} without a unit means GiB, more than any card has",

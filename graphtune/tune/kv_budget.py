@@ -124,11 +124,12 @@ def kv_budget(
 
 
 def _fraction(rule: MemoryRule, weights_bytes: int, kv_bytes: int, base: int) -> float:
-    """The fraction that gives the engine ``kv_bytes``, rounded down to four places and never above its base.
+    """The fraction that gives the engine ``kv_bytes``, rounded down to four places.
 
-    vLLM measures graphs and activations itself inside the fraction, so its own value stays.
+    vLLM measures graphs and activations itself inside the fraction, so its own value stays; so does any engine's where
+    nothing is left to divide.
     """
-    if rule.base == "total" or base <= 0:
+    if rule.base == "total" or kv_bytes == 0:
         return rule.fraction
     given = kv_bytes + (weights_bytes if rule.base == "free_before_load" else 0)
     return math.floor(given / base * 10_000) / 10_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import DeviceFacts, Serving
-from graphtune.errors import Finding, InputError
+from graphtune.errors import InputError
 from graphtune.results import CellResult, Environment, ModelFacts
 from graphtune.stats import noise_between_processes
 from graphtune.store import Sweep
@@ -206,9 +206,3 @@ def _front(answer: EngineAnswer, candidates: Sequence[Candidate]) -> list[Pareto
         )
         for point in pareto(candidates)
     ]
-
-
-def nothing_fits(of: Recommendation) -> Finding:
-    """The finding that a command ends with when no engine has an answer."""
-    reasons = "\n".join(f"  {answer.engine}: {answer.message}" for answer in of.engines)
-    return Finding(f"nothing fits\n{reasons}", action="Loosen a limit, use a larger card, or shard the model.")

@@ -24,6 +24,7 @@ PREFILL_MISSING = "prefill graphs are not measured by this version"
 COMPILE_MISSING = "compiled decode steps are not measured by this version"
 BOUND_MISSING = "bytes that are a bound have no lower end"
 EAGER_MISSING = "nothing is captured"
+PEAK_MISSING = "no peak was sampled for what is captured here; only the engine's own reserve stands for it"
 GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING})
 
 
@@ -157,6 +158,8 @@ def as_json(of: Recommendation) -> dict[str, Any]:
     """Plain data for ``json.dumps``; valid against the published schema."""
     missing = dict(of.absent)
     engines = {answer.engine: _engine(answer, f"engines.{answer.engine}", missing) for answer in of.engines}
+    if of.sweep.finished_at is None:
+        missing["sweep.finished_at"] = "the sweep has not finished"
     gpu = None
     if of.gpu is None:
         missing.setdefault("gpu", "the memory of the device is not known")
@@ -190,6 +193,8 @@ def as_json(of: Recommendation) -> dict[str, Any]:
 def _engine(answer: EngineAnswer, path: str, missing: dict[str, str]) -> dict[str, Any]:
     missing |= {f"{path}.{name}": reason for name, reason in answer.absent.items()}
     missing["engines.*.prefill"] = PREFILL_MISSING
+    if answer.memory is not None and answer.memory.activation_peak_bytes is None:
+        missing[f"{path}.memory.activation_peak_bytes"] = PEAK_MISSING
     return {
         "version": answer.version,
         "dispatch": asdict(answer.dispatch),

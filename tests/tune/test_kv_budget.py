@@ -89,6 +89,7 @@ def test_tokens_are_whole_pages_inside_the_bytes(
     assert of.kv_tokens * of.bytes_per_kv_token <= of.kv_bytes
     assert of.max_running_requests == int(of.kv_tokens // context)
     assert of.fits == (of.kv_tokens >= max(least, math.ceil(context)))
+    assert 0 < of.fraction <= 1
     if not of.fits:
         assert of.short_by_bytes > 0
 

@@ -1,0 +1,129 @@
+"""`graphtune recommend`: which sizes to capture, what that gives, and the flags."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from graphtune.tune.recommend import Question
+
+
+class EngineChoice(StrEnum):
+    SGLANG = "sglang"
+    VLLM = "vllm"
+    TENSORRT_LLM = "tensorrt-llm"
+    ALL = "all"
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+def recommend(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]",
+            help="Folder of a sweep. Without it: the newest CUDA sweep under ./reports, else the shipped one.",
+            show_default=False,
+        ),
+    ] = None,
+    gpu_mem: Annotated[
+        str | None,
+        typer.Option(help="The card: 80 is a nominal size; 80GiB, 81559MiB, 80GB are literal.", show_default=False),
+    ] = None,
+    workload: Annotated[str, typer.Option(help="uniform, 'steady N', or a file (kind: histogram).")] = "uniform",
+    context_len: Annotated[
+        int | None, typer.Option(min=1, help="Mean KV tokens per request. [default: the sweep's main context]")
+    ] = None,
+    max_running: Annotated[
+        int | None, typer.Option(min=1, help="Most running requests. [default: the largest measured size]")
+    ] = None,
+    min_kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV tokens that must remain.")] = None,
+    max_graph_mem: Annotated[
+        str | None, typer.Option(help="Most graph memory, for example 512MiB.", show_default=False)
+    ] = None,
+    max_capture_time: Annotated[
+        str | None, typer.Option(help="Most capture time, for example 20s.", show_default=False)
+    ] = None,
+    max_graphs: Annotated[int | None, typer.Option(min=1, help="Most graphs.")] = None,
+    engine: Annotated[EngineChoice, typer.Option(help="Engine to answer for.")] = EngineChoice.ALL,
+    model: Annotated[
+        str | None, typer.Option(help="Model that must have been swept: a name or a config.json.", show_default=False)
+    ] = None,
+    eager_overhead_ms: Annotated[
+        float, typer.Option(min=0.0, help="Milliseconds that your server's eager step takes longer than graphtune's.")
+    ] = 0.0,
+    format_: Annotated[Format, typer.Option("--format", help="How to print the answer.")] = Format.TABLE,
+    json_: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+) -> None:
+    """Compute the capture list that serves a traffic best on a card, from a stored sweep. No GPU needed.
+
+    Exit codes: 0 an answer, 1 nothing fits, 2 bad input.
+    """
+    from graphtune.tune.recommend import recommend as answer_question
+    from graphtune.tune.recommendation import as_json
+    from graphtune.tune.recommendation_text import as_text, warnings_text
+    from graphtune.tune.sweep_choice import choose_sweep
+
+    question = _question(
+        gpu_mem,
+        workload,
+        context_len,
+        max_running,
+        min_kv_tokens,
+        max_graph_mem,
+        max_capture_time,
+        max_graphs,
+        engine,
+        eager_overhead_ms,
+    )
+    answer = answer_question(choose_sweep(folder, model), question)
+    if json_ or format_ is Format.JSON:
+        typer.echo(json.dumps(as_json(answer), indent=1))
+    else:
+        typer.echo(as_text(answer), nl=False)
+        typer.echo(warnings_text(answer.warnings), err=True, nl=False)
+    if answer.status == "nothing_fits":
+        raise typer.Exit(1)
+
+
+def _question(
+    gpu_mem: str | None,
+    workload: str,
+    context_len: int | None,
+    max_running: int | None,
+    min_kv_tokens: int | None,
+    max_graph_mem: str | None,
+    max_capture_time: str | None,
+    max_graphs: int | None,
+    engine: EngineChoice,
+    eager_overhead_ms: float,
+) -> Question:
+    from graphtune.tune.recommend import Question
+    from graphtune.units import parse_bytes, parse_duration_s
+
+    return Question(
+        gpu_mem=gpu_mem,
+        workload=workload,
+        context_tokens=context_len,
+        max_running_requests=max_running,
+        min_kv_tokens=min_kv_tokens,
+        max_graph_bytes=None if max_graph_mem is None else parse_bytes(max_graph_mem, where="--max-graph-mem"),
+        max_capture_s=(
+            None if max_capture_time is None else parse_duration_s(max_capture_time, where="--max-capture-time")
+        ),
+        max_graphs=max_graphs,
+        engines=() if engine is EngineChoice.ALL else (engine.value.replace("-", "_"),),
+        eager_overhead_us=eager_overhead_ms * 1000,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    app.command("recommend")(recommend)

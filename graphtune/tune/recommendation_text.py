@@ -1,0 +1,173 @@
+"""A recommendation as text of at most 80 columns, readable without colour."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Iterable
+
+from graphtune.engines.base import Flags
+from graphtune.tune.kv_budget import KvBudget
+from graphtune.tune.recommendation import Caution, EngineAnswer, ListAnswer, Recommendation
+from graphtune.units import format_bytes, format_duration_s, format_us
+
+WIDTH = 80
+CPU_NOTE = (
+    "A check of the machinery on a CPU, not advice: eager and graphs are not distinguished here, and no time is saved."
+)
+NAMES = {"sglang": "SGLang", "vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM"}
+
+
+def as_text(of: Recommendation) -> str:
+    """The answer. The first line names model, GPU, date and path of the sweep."""
+    facts = of.sweep
+    date = (facts.finished_at or "not finished")[:10]
+    lines = [f"{facts.model} on {facts.latency_device}, {date}, {facts.path}"]
+    if facts.environment is not None and facts.environment.device == "cpu":
+        lines += _wrapped(CPU_NOTE)
+    lines += _wrapped(f"Card: {of.gpu.rule}." if of.gpu else "Card: not known, so there is no KV budget.")
+    lines += _wrapped(f"Traffic: {traffic(of)}.")
+    if of.eager_overhead_us:
+        lines += _wrapped(f"Eager steps: {format_us(of.eager_overhead_us)} added to each.")
+    lines += _wrapped(f"Step times: {facts.statistic}, {facts.attention} attention; noise {of.noise.words}.")
+    for answer in of.engines:
+        lines += ["", *_engine(answer)]
+    lines += [
+        "",
+        *_wrapped("~ interpolated between measured points; <= at most: the bytes and seconds of a longer list"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def warnings_text(warnings: Iterable[Caution]) -> str:
+    """Warnings for stderr, each with its action."""
+    return "".join("\n".join(_wrapped(f"warning: {one.message} {one.action}", hang="  ")) + "\n" for one in warnings)
+
+
+def traffic(of: Recommendation) -> str:
+    """The traffic in words."""
+    workload, context = of.workload, of.limits.context_tokens
+    asked = sum(share.weight for share in workload.decode)
+    means = sorted({share.mean_kv_tokens or context for share in workload.decode})
+    tokens = f"{means[0]:,.0f}" if len(means) == 1 else f"{means[0]:,.0f} to {means[-1]:,.0f}"
+    mean = sum(share.weight * share.requests for share in workload.decode) / asked if asked else 0.0
+    words = (
+        f"{workload.source}, up to {workload.max_running_requests} requests (mean {mean:.0f}), {tokens} KV tokens each"
+    )
+    return words + (f", {workload.lines_skipped} lines skipped" if workload.lines_skipped else "")
+
+
+def size_range(sizes: tuple[int, ...]) -> str:
+    """``36 sizes, 1 to 256``."""
+    if not sizes:
+        return "none"
+    return f"{len(sizes)} sizes, {sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"1 size, {sizes[0]}"
+
+
+def _engine(answer: EngineAnswer) -> list[str]:
+    lines = _wrapped(f"{NAMES.get(answer.engine, answer.engine)} {answer.version}: {answer.message}", hang="  ")
+    if answer.decode is None:
+        return lines
+    columns = [("recommended", answer.decode), ("engine default", answer.default), ("no graphs", answer.eager)]
+    shown = [(title, of) for title, of in columns if of is not None]
+    lines.append("  " + " " * 16 + "".join(f"{title:>20}" for title, _ in shown))
+    for title, cell in ROWS:
+        lines.append(f"  {title:<16}" + "".join(f"{cell(of):>20}" for _, of in shown))
+    if answer.memory is not None:
+        lines += _wrapped(_memory(answer.memory), indent="  ", hang="  ")
+    others = []
+    if answer.ties:
+        others.append(f"{len(answer.ties)} other lists are as fast within noise")
+    if answer.runner_up is not None and answer.runner_up.expected_step_us is not None:
+        up = answer.runner_up
+        others.append(f"runner-up: {size_range(up.capture_sizes)}, {format_us(up.expected_step_us or 0)}, {_bytes(up)}")
+    if others:
+        lines += _wrapped("; ".join(others), indent="  ", hang="  ")
+    if answer.flags is not None:
+        lines += flag_lines(answer.flags, WIDTH)
+    return lines
+
+
+def _step(of: ListAnswer) -> str:
+    if of.expected_step_us is None:
+        return "not measured"
+    return ("~" if of.expected_step_from == "interpolated" else "") + format_us(of.expected_step_us)
+
+
+def _bytes(of: ListAnswer) -> str:
+    if of.graph_bytes is None:
+        return "not measured"
+    return ("<= " if of.graph_bytes_from == "bound" else "") + format_bytes(of.graph_bytes)
+
+
+def _seconds(of: ListAnswer) -> str:
+    if of.capture_s is None:
+        return "not measured"
+    return ("<= " if of.capture_s_from == "bound" else "") + format_duration_s(of.capture_s)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
+    ("sizes", lambda of: size_range(of.capture_sizes)),
+    ("expected step", _step),
+    ("graph coverage", lambda of: _share(of.coverage)),
+    ("padding waste", lambda of: _share(of.padding_waste)),
+    ("graph memory", lambda of: "0" if of.is_eager else _bytes(of)),
+    ("capture time", lambda of: "0" if of.is_eager else _seconds(of)),
+    ("KV tokens", lambda of: "not known" if of.kv_tokens is None else f"{of.kv_tokens:,}"),
+)
+
+
+def _memory(of: KvBudget) -> str:
+    terms = [
+        ("context", of.context_bytes),
+        ("weights", of.weights_bytes),
+        ("workspace", of.workspace_bytes),
+        ("buffers", of.static_buffer_bytes),
+        ("activations", of.activation_peak_bytes),
+        ("graphs", of.graph_bytes),
+        ("engine's reserve", of.reserve_bytes),
+        ("KV", of.kv_bytes),
+    ]
+    listed = " + ".join(f"{name} {format_bytes(size)}" for name, size in terms if size is not None)
+    return f"{format_bytes(of.cuda_total_bytes)} = {listed}; {of.max_running_requests:,} requests fit"
+
+
+def flag_lines(flags: Flags, width: int | None = None) -> list[str]:
+    """Flags to paste: arguments for a shell, or YAML. Lines are broken only where shells and JSON allow it."""
+    if flags.yaml is not None:
+        lines = flags.yaml.rstrip("\n").splitlines()
+        return [piece for line in lines for piece in _break(line, width, "    ")]
+    words = [shlex.quote(word) for word in flags.args]
+    pairs = []
+    while words:
+        taken = [words.pop(0)]
+        while words and not words[0].startswith("--"):
+            taken.append(words.pop(0))
+        pairs.append(" ".join(taken))
+    joined = [pair + (" \\" if index + 1 < len(pairs) else "") for index, pair in enumerate(pairs)]
+    return [piece for line in joined for piece in _break(line, width, "  ")]
+
+
+def _break(line: str, width: int | None, hang: str) -> list[str]:
+    """Break after commas: inside quoted JSON and inside a YAML list a line break is white space."""
+    if width is None or len(line) <= width:
+        return [line]
+    lines, current = [], ""
+    for piece in re.findall(r"[^,]*,|[^,]+$", line):
+        if current.strip() and len(current) + len(piece.rstrip()) > width:
+            lines.append(current.rstrip())
+            current = hang + piece.lstrip()
+        else:
+            current += piece
+    return [*lines, current]
+
+
+def _wrapped(text: str, indent: str = "", hang: str = "  ") -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,383 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphtune.engines import ENGINES
+from graphtune.errors import Finding, InputError
+from graphtune.results import CaptureList, Execution
+from graphtune.store import Sweep
+from graphtune.tune.candidates import bucket_for
+from graphtune.tune.recommend import Question, recommend
+from graphtune.tune.recommendation import as_json
+from graphtune.tune.workload import steady, uniform
+from tests.synthetic import (
+    MIB,
+    SGLANG_LIST,
+    captured_list,
+    cell_result,
+    cpu_sweep,
+    environment,
+    failed_cell,
+    h200_sweep,
+    model_facts,
+    point,
+    small_sweep,
+    sweep,
+)
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "recommendation.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+RICH = h200_sweep()
+
+
+def nulls(value: Any, path: str = "") -> Iterator[str]:
+    """Paths of all nulls, written as under ``missing``."""
+    if value is None:
+        yield path
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from nulls(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from nulls(item, f"{path}[{index}]")
+
+
+OPTIONAL = re.compile(
+    r"limits\.|workload\.(chunk_size|decode\[\d+\]\.mean_kv_tokens)|sweep\.environment\.|engines\.\w+\.dispatch\.|gpu\.card"
+)
+"""Nulls that are a choice not made or a fact of the environment, not a figure that is missing."""
+
+
+def checked(answer: Any) -> dict[str, Any]:
+    """The JSON of an answer: valid, and every null figure has a reason."""
+    data: dict[str, Any] = json.loads(json.dumps(as_json(answer), allow_nan=False))
+    VALIDATOR.validate(data)
+    patterns = [re.compile(re.escape(path).replace(r"\*", r"[^.]+")) for path in data["missing"]]
+    for path in nulls(data):
+        if not OPTIONAL.match(path):
+            assert any(pattern.fullmatch(path) for pattern in patterns), f"{path} is null without a reason"
+    return data
+
+
+def codes(data: dict[str, Any]) -> set[str]:
+    return {warning["code"] for warning in data["warnings"]}
+
+
+def test_the_published_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question(),
+        Question(gpu_mem="80"),
+        Question(gpu_mem="16"),
+        Question(gpu_mem="80", max_graph_bytes=50 * MIB),
+        Question(gpu_mem="80", min_kv_tokens=450_000),
+        Question(gpu_mem="80", max_graphs=10, max_capture_s=1.0),
+        Question(gpu_mem="80", max_running_requests=100, context_tokens=700),
+        Question(gpu_mem="80", context_tokens=40_000),
+        Question(gpu_mem="141", workload="steady 300", engines=("vllm",)),
+        Question(gpu_mem="141", workload="steady 3000"),
+        Question(gpu_mem="141", max_running_requests=700),
+        Question(gpu_mem="80", eager_overhead_us=9000.0),
+    ],
+    ids=str,
+)
+def test_every_answer_is_valid_and_explains_its_nulls(question: Question) -> None:
+    checked(recommend(RICH, question))
+
+
+@given(
+    st.builds(
+        Question,
+        gpu_mem=st.none() | st.sampled_from(["16", "24", "80", "141", "33.5", "60GiB"]),
+        workload=st.sampled_from(["uniform", "steady 1", "steady 17", "steady 600"]),
+        context_tokens=st.none() | st.integers(1, 100_000),
+        max_running_requests=st.none() | st.integers(1, 2000),
+        min_kv_tokens=st.none() | st.integers(1, 10**6),
+        max_graph_bytes=st.none() | st.integers(0, 2**30),
+        max_capture_s=st.none() | st.floats(0, 3),
+        max_graphs=st.none() | st.integers(1, 60),
+        engines=st.sampled_from([(), ("sglang",), ("vllm", "tensorrt_llm")]),
+        eager_overhead_us=st.sampled_from([0.0, 8000.0]),
+    )
+)
+@settings(max_examples=25, deadline=None)
+def test_any_question_gets_a_valid_answer_inside_its_limits(question: Question) -> None:
+    try:
+        answer = recommend(SPARSE, question)
+    except InputError as error:
+        assert error.where == "--max-running"
+        return
+    checked(answer)
+    for one in answer.engines:
+        if one.decode is None or one.decode.is_eager:
+            continue
+        assert question.max_graph_bytes is None or (one.decode.graph_bytes or 0) <= question.max_graph_bytes
+        assert question.max_capture_s is None or (one.decode.capture_s or 0) <= question.max_capture_s
+        assert question.max_graphs is None or len(one.decode.capture_sizes) <= question.max_graphs
+        assert question.min_kv_tokens is None or (one.decode.kv_tokens or 0) >= question.min_kv_tokens
+        best = min([one.decode, *one.ties], key=lambda tie: tie.expected_step_us or 0.0)
+        assert (one.decode.expected_step_us or 0) <= (best.expected_step_us or 0) * (1 + answer.noise.relative)
+        if one.runner_up is not None and one.runner_up not in one.ties:
+            assert (one.runner_up.expected_step_us or 0) >= (best.expected_step_us or 0)
+
+
+def sparse_sweep() -> Sweep:
+    """Powers of two and a coarse list: few enough candidates to ask many questions of."""
+    lists = [
+        captured_list(CaptureList("powers", "decode", "full", (1, 2, 4, 8, 16, 32, 64))),
+        captured_list(CaptureList("coarse", "decode", "full", (1, 8, 24, 64)), position=2, each_bytes=4 * MIB),
+    ]
+    sizes = (1, 2, 4, 8, 16, 24, 32, 64)
+
+    def step_us(size: int, context: int, execution: Execution) -> float:
+        extra = 0.0 if execution == "graph" else max(0.0, 2500.0 - 40 * size)
+        return 4000.0 + 40 * size + 0.03 * size * context + extra
+
+    runs: tuple[Execution, ...] = ("graph", "eager")
+    points = [point(s, c, run, step_us(s, c, run)) for s in sizes for c in (256, 1024) for run in runs]
+    return sweep([cell_result(lists, points, process=process) for process in (1, 2)])
+
+
+SPARSE = sparse_sweep()
+
+
+def test_expected_step_of_uniform_traffic_by_hand() -> None:
+    """Sizes 1, 2, 4 at 1010, 1020, 1040 us; the step of 3 requests is padded to 4."""
+    answer = recommend(small_sweep((1, 2, 4)), Question(engines=("sglang",))).engine("sglang")
+    assert answer.decode is not None and answer.eager is not None
+    assert answer.decode.capture_sizes == (1, 2, 4)
+    assert answer.decode.expected_step_us == pytest.approx((1010 + 1020 + 1040 + 1040) / 4)
+    assert answer.decode.coverage == 1.0
+    assert answer.decode.padding_waste == pytest.approx(1 / 11)
+    assert answer.decode.expected_step_from == "interpolated"
+    assert answer.decode.graph_bytes == 92 * MIB and answer.decode.graph_bytes_from == "measured"
+    assert answer.eager.expected_step_us == pytest.approx((3010 + 3020 + 3030 + 3040) / 4)
+
+
+def test_a_prefix_takes_the_bytes_of_the_whole_list_as_a_bound() -> None:
+    answer = recommend(small_sweep((1, 2, 4, 8)), Question(max_graphs=2, engines=("sglang",))).engine("sglang")
+    assert answer.decode is not None
+    assert answer.decode.capture_sizes == (1, 2)
+    assert (answer.decode.graph_bytes, answer.decode.graph_bytes_from) == (93 * MIB, "bound")
+    assert answer.decode.capture_s_from == "bound" and answer.decode.graph_bytes_interval is None
+
+
+def test_a_size_that_failed_the_gate_is_never_recommended() -> None:
+    of = small_sweep((1, 2, 4, 8), failing=(4,))
+    answer = recommend(of)
+    for one in answer.engines:
+        assert one.decode is not None and one.decode.capture_sizes == (1, 2)
+    assert "gate_failed" in codes(checked(answer))
+
+
+def test_a_list_whose_gate_never_ran_is_not_recommended() -> None:
+    of = CaptureList("a", "decode", "full", (1, 2))
+    points = [point(s, 1024, e, 1000.0) for s in (1, 2) for e in ("graph", "eager")]
+    answer = recommend(sweep([cell_result([captured_list(of, gate=False)], points)]))
+    assert answer.status == "nothing_fits"
+    assert "checked" in answer.engine("vllm").message
+
+
+def test_when_no_list_gains_more_than_noise_it_says_that_none_pays() -> None:
+    same = [1000.0, 1010.0, 1020.0]
+    answer = recommend(small_sweep((1, 2, 4), graph_us=same, eager_us=[us * 1.005 for us in same]))
+    data = checked(answer)
+    assert "no_list_pays" in codes(data)
+    for one in answer.engines:
+        assert one.decode is not None and one.decode.is_eager and one.decode.graph_bytes == 0
+        assert "no list pays" in one.message
+        assert one.runner_up is not None and one.runner_up.capture_sizes == (1, 2, 4)
+    assert "disabled" in json.dumps(data["engines"]["sglang"]["flags"])
+
+
+def test_eager_overhead_makes_graphs_pay() -> None:
+    same = [1000.0, 1010.0, 1020.0]
+    of = small_sweep((1, 2, 4), graph_us=same, eager_us=same)
+    answer = recommend(of, Question(eager_overhead_us=500.0)).engine("sglang")
+    assert answer.decode is not None and answer.decode.capture_sizes == (1, 2, 4)
+    assert answer.eager is not None
+    assert answer.eager.expected_step_us == pytest.approx((1000 + 1010 + 1015 + 1020) / 4 + 500)
+
+
+def test_more_than_noise_is_needed_to_pay_for_bytes() -> None:
+    """A dense list that is faster by less than the noise loses to a sparse one with fewer bytes."""
+    dense = captured_list(CaptureList("dense", "decode", "full", (1, 2, 3, 4)), first_bytes=900 * MIB)
+    thin = captured_list(CaptureList("thin", "decode", "full", (1, 2, 4)), first_bytes=90 * MIB)
+    graph = {1: 1000.0, 2: 1001.0, 3: 1002.0, 4: 1003.0}
+    points = [point(s, c, "graph", us) for s, us in graph.items() for c in (64, 1024)]
+    points += [point(s, c, "eager", 3000.0) for s in graph for c in (64, 1024)]
+    answer = recommend(sweep([cell_result([dense, thin], points)]), Question(engines=("vllm",))).engine("vllm")
+    assert answer.decode is not None and answer.decode.capture_sizes == (1, 2, 4)
+    assert (1, 2, 3, 4) in [tie.capture_sizes for tie in answer.ties]
+    assert answer.runner_up is not None and answer.runner_up.capture_sizes == (1, 2, 3, 4)
+
+
+def test_the_default_list_is_the_engines_own_on_the_same_traffic() -> None:
+    answer = recommend(RICH, Question(gpu_mem="80", max_running_requests=256))
+    sglang = answer.engine("sglang").default
+    assert sglang is not None and sglang.capture_sizes == SGLANG_LIST
+    assert sglang.graph_bytes_from == "measured" and sglang.coverage == 1.0
+    tensorrt = answer.engine("tensorrt_llm").default
+    assert tensorrt is not None
+    exact = [n for n in range(1, 257) if bucket_for(n, tensorrt.capture_sizes, "exact")]
+    assert tensorrt.coverage == pytest.approx(len(exact) / 256)
+    assert tensorrt.graph_bytes is None and "no measured list" in tensorrt.absent["graph_bytes"]
+
+
+def test_a_default_list_that_was_not_measured_at_every_size_is_interpolated_not_dropped() -> None:
+    answer = recommend(small_sweep((1, 4, 16)), Question(engines=("sglang",), max_running_requests=16))
+    default = answer.engine("sglang").default
+    assert default is not None and default.capture_sizes == (1, 2, 4, 8, 12, 16)
+    assert default.expected_step_us is not None and default.expected_step_from == "interpolated"
+
+
+def test_steps_that_kv_cannot_hold_are_left_out_and_said() -> None:
+    data = checked(recommend(RICH, Question(gpu_mem="24")))
+    for name in ENGINES:
+        one = data["engines"][name]
+        assert one["largest_step"] * 1024 <= one["decode"]["kv_tokens"] + 1024
+        assert one["status"] == "ok"
+    assert "kv_limits_requests" in codes(data)
+
+
+def test_steps_beyond_the_measured_sizes_make_the_answer_partial() -> None:
+    data = checked(recommend(small_sweep((1, 2, 4, 8)), Question(max_running_requests=16)))
+    assert data["status"] == "partial"
+    assert data["engines"]["sglang"]["steps_share"] == pytest.approx(0.5)
+    assert data["engines"]["sglang"]["largest_step"] == 8
+    assert "beyond_measured" in codes(data)
+
+
+def test_traffic_wholly_beyond_the_measured_sizes_has_no_answer() -> None:
+    answer = recommend(small_sweep((1, 2, 4, 8)), Question(workload="steady 16"))
+    assert answer.status == "partial" and answer.engine("sglang").decode is None
+    assert "measured sizes, 1 to 8" in answer.engine("sglang").message
+
+
+def test_weights_that_do_not_fit_say_what_is_missing() -> None:
+    answer = recommend(RICH, Question(gpu_mem="16"))
+    assert answer.status == "nothing_fits"
+    for one in answer.engines:
+        assert one.memory is not None and one.memory.short_by_bytes > 0
+        assert "short by" in one.message
+
+
+def test_limits_that_no_list_meets_say_by_how_much() -> None:
+    answer = recommend(RICH, Question(gpu_mem="80", max_graph_bytes=50 * MIB))
+    assert answer.status == "nothing_fits"
+    assert "50 MiB over the limit" in answer.engine("sglang").message
+    assert "over the limit" in recommend(RICH, Question(max_capture_s=0.01)).engine("vllm").message
+
+
+def test_a_request_limit_keeps_lists_that_the_engine_keeps_as_written() -> None:
+    answer = recommend(RICH, Question(gpu_mem="80", max_running_requests=100))
+    in_requests, in_tokens = answer.engine("sglang").decode, answer.engine("vllm").decode
+    assert in_requests is not None and in_requests.capture_sizes[-1] == 96
+    assert in_tokens is not None and in_tokens.capture_sizes[-1] == 104
+    assert "steps_run_eager" in codes(checked(answer))
+
+
+def test_contexts_outside_the_measured_ones_are_answered_by_the_nearest_and_said() -> None:
+    near = recommend(RICH, Question(gpu_mem="141", context_tokens=100, workload="steady 4", engines=("vllm",)))
+    edge = recommend(RICH, Question(gpu_mem="141", context_tokens=512, workload="steady 4", engines=("vllm",)))
+    assert "context_outside_measured" in codes(checked(near))
+    assert "context_outside_measured" not in codes(checked(edge))
+    one, other = near.engine("vllm").decode, edge.engine("vllm").decode
+    assert one is not None and other is not None and one.expected_step_us == other.expected_step_us
+
+
+def test_on_a_cpu_eager_and_graphs_are_not_distinguished() -> None:
+    answer = recommend(cpu_sweep())
+    data = checked(answer)
+    assert answer.status == "partial" and "cpu_not_distinguished" in codes(data)
+    for one in answer.engines:
+        assert one.decode is not None and one.decode.capture_sizes == (1, 2, 4, 8)
+        assert "as fast as eager" not in one.message
+        assert one.memory is None
+
+
+def test_another_card_lends_only_its_memory() -> None:
+    assert {"other_card", "cuda_total_assumed"} <= codes(checked(recommend(RICH, Question(gpu_mem="80"))))
+    assert not {"other_card", "cuda_total_assumed"} & codes(checked(recommend(RICH, Question(gpu_mem="141"))))
+
+
+def test_noise_is_that_between_two_processes_or_said_to_be_assumed() -> None:
+    assert recommend(RICH).noise.relative == pytest.approx(0.004, rel=0.05)
+    assert "noise_assumed" in codes(checked(recommend(small_sweep((1, 2)))))
+    assert "noise_assumed" not in codes(checked(recommend(small_sweep((1, 2), processes=2))))
+
+
+def test_what_is_wrong_with_a_sweep_is_said() -> None:
+    of = small_sweep((1, 2))
+    cell = of.cells[0]
+    assert cell.ledger is not None
+    bad_ledger = replace(cell.ledger, unexplained_bytes=40 * MIB)
+    throttled = replace(environment(), throttle_reasons=("sw_power_cap",), other_processes=2)
+    facts = replace(model_facts(), shard_of=4)
+    cell = replace(cell, ledger=bad_ledger, environment=throttled, model=facts)
+    of = replace(of, cells=(cell, failed_cell()), finished_at=None)
+    found = codes(checked(recommend(of)))
+    wanted = {"bytes_unexplained", "throttled", "other_processes", "shard", "failed_cells", "unfinished", "one_context"}
+    assert wanted <= found
+
+
+def test_a_sweep_without_steps_is_a_finding() -> None:
+    with pytest.raises(Finding):
+        recommend(sweep([failed_cell()]))
+
+
+@pytest.mark.parametrize(
+    ("question", "where"),
+    [
+        (Question(gpu_mem="lots"), "--gpu-mem"),
+        (Question(engines=("tgi",)), "--engine"),
+        (Question(context_tokens=0), "--context-len"),
+        (Question(max_running_requests=0), "--max-running"),
+        (Question(min_kv_tokens=-1), "--min-kv-tokens"),
+        (Question(max_graphs=0), "--max-graphs"),
+        (Question(eager_overhead_us=-1.0), "--eager-overhead-ms"),
+        (Question(workload="no/such.json"), "--workload"),
+        (Question(workload="steady 32", max_running_requests=16), "--max-running"),
+    ],
+    ids=str,
+)
+def test_questions_that_make_no_sense_are_refused(question: Question, where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        recommend(RICH, question)
+    assert caught.value.where == where
+
+
+def test_a_workload_file_weighs_steps_and_contexts(tmp_path: Path) -> None:
+    path = tmp_path / "w.json"
+    rows = [{"requests": 1, "weight": 3, "mean_kv_tokens": 512}, {"requests": 4, "weight": 1}]
+    path.write_text(json.dumps({"kind": "histogram", "decode": rows}))
+    answer = recommend(RICH, Question(gpu_mem="141", workload=str(path), engines=("sglang",))).engine("sglang")
+    each = [
+        recommend(RICH, Question(gpu_mem="141", workload=f"steady {n}", context_tokens=c, engines=("sglang",)))
+        for n, c in ((1, 512), (4, 1024))
+    ]
+    one, four = (answer.engine("sglang").decode for answer in each)
+    assert answer.decode is not None and one is not None and four is not None
+    assert one.expected_step_us is not None and four.expected_step_us is not None
+    assert answer.decode.expected_step_us == pytest.approx((3 * one.expected_step_us + four.expected_step_us) / 4)
+
+
+def test_presets_are_stored_with_the_answer() -> None:
+    answer = recommend(RICH, Question(workload="steady 8"))
+    assert answer.workload == steady(8)
+    assert recommend(small_sweep((1, 2, 4))).workload == uniform(4)
+    assert asdict(answer.limits)["context_tokens"] == 1024

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphtune.engines import ENGINES
+from graphtune.engines.base import DeviceFacts, Flags, GraphPlan, Serving
+from graphtune.tune.recommend import Question, recommend
+from graphtune.tune.recommendation_text import as_text, flag_lines, warnings_text
+from tests.synthetic import MIB, cpu_sweep, h200_sweep
+
+RICH = h200_sweep()
+size_lists = st.lists(st.integers(1, 4096), min_size=1, max_size=120, unique=True).map(lambda s: tuple(sorted(s)))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question(),
+        Question(gpu_mem="80", eager_overhead_us=8000.0),
+        Question(gpu_mem="16"),
+        Question(gpu_mem="80", max_graphs=3, max_running_requests=300),
+        Question(gpu_mem="80", max_graph_bytes=MIB),
+    ],
+    ids=str,
+)
+def test_text_fits_eighty_columns(question: Question) -> None:
+    answer = recommend(RICH, question)
+    for line in (as_text(answer) + warnings_text(answer.warnings)).splitlines():
+        assert len(line) <= 80, line
+        assert "\x1b" not in line
+
+
+def test_the_first_line_names_model_gpu_date_and_path() -> None:
+    first = as_text(recommend(RICH)).splitlines()[0]
+    assert first == "synthetic-8b on NVIDIA H200, 2026-01-02, reports/synthetic-8b-nvidia-h200"
+
+
+def test_every_engine_shows_its_list_beside_its_default_and_no_graphs() -> None:
+    text = as_text(recommend(RICH, Question(gpu_mem="80")))
+    for name in ("SGLang", "vLLM", "TensorRT-LLM"):
+        assert f"\n{name} " in text
+    assert text.count("engine default") == text.count("no graphs") == 3
+    assert "engine's reserve" in text and "--mem-fraction-static" in text
+
+
+def test_interpolated_and_bounded_figures_are_marked() -> None:
+    text = as_text(recommend(RICH, Question(gpu_mem="80", max_running_requests=100, engines=("vllm",))))
+    assert "~7." in text and "<= 108 MiB" in text
+
+
+def test_a_cpu_answer_is_headed_as_no_advice() -> None:
+    lines = as_text(recommend(cpu_sweep())).splitlines()
+    assert "not advice" in lines[1]
+    assert "not advice" not in as_text(recommend(RICH))
+
+
+def test_warnings_carry_their_action() -> None:
+    answer = recommend(RICH, Question(gpu_mem="80"))
+    text = " ".join(warnings_text(answer.warnings).split())
+    for one in answer.warnings:
+        assert " ".join(f"warning: {one.message} {one.action}".split()) in text
+
+
+@given(size_lists, st.none() | st.integers(1, 9999), st.sampled_from(sorted(ENGINES)), st.none() | st.just(0.8123))
+def test_flags_survive_being_broken_into_lines(
+    sizes: tuple[int, ...], limit: int | None, engine: str, fraction: float | None
+) -> None:
+    """A shell reads the printed lines as the very arguments, and YAML as the very values."""
+    plan = GraphPlan(decode=sizes, mem_fraction=fraction)
+    flags = ENGINES[engine].flags(plan, Serving(max_running_requests=limit), DeviceFacts(81559))
+    lines = flag_lines(flags, 80)
+    assert all(len(line) <= 80 for line in lines)
+    text = "\n".join(lines)
+    if flags.yaml is not None:
+        assert yaml.safe_load(text) == yaml.safe_load(flags.yaml)
+        return
+    read = [word for word in shlex.split(text.replace("\\\n", " "))]
+    assert len(read) == len(flags.args)
+    for word, asked in zip(read, flags.args, strict=True):
+        assert (json.loads(word) == json.loads(asked)) if asked.startswith("{") else (word == asked)
+
+
+def test_words_that_a_shell_would_split_are_quoted() -> None:
+    lines = flag_lines(Flags(args=("--name", "it's a 'test'", "--flag")), 80)
+    assert shlex.split("\n".join(lines).replace("\\\n", " ")) == ["--name", "it's a 'test'", "--flag"]
+
+
+def test_a_workload_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.json"
+    path.write_text(json.dumps({"kind": "histogram", "decode": [{"requests": 4, "weight": 1}], "lines_skipped": 3}))
+    text = as_text(recommend(RICH, Question(workload=str(path))))
+    assert "traffic.json" in text and "3 lines skipped" in text
