@@ -109,7 +109,7 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except OSError:
+    except BaseException:
         part.unlink(missing_ok=True)
         raise
 
