@@ -171,7 +171,9 @@ def _about_traffic(
     for answer in answered:
         for warning in answer.flags.warnings if answer.flags else ():
             yield Caution(
-                "engine_changes_list", f"{answer.engine}: {warning}.".replace("..", "."), "Read the engine's start-up log."
+                "engine_changes_list",
+                f"{answer.engine}: {warning}",
+                "Read the engine's start-up log.",
             )
     if eager := [a.engine for a in answered if a.decode and a.decode.is_eager]:
         yield Caution(
