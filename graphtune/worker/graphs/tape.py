@@ -29,8 +29,8 @@ from graphtune.worker.graphs.tape_recorder import (
     RecorderBesideCompiler,
     Recording,
     Ref,
+    at_address,
     first_line,
-    view_of,
 )
 
 
@@ -82,16 +82,17 @@ class Tape:
     def escaped(self) -> list[Made]:
         """Tensors made while recording that are still alive, the output apart: the next replay overwrites them."""
         gc.collect()  # else cycles that nobody can reach would be named too
-        output = self.output.untyped_storage().data_ptr()
-        return [made for made in self.recording.made if made.block() is not None and made.address != output]
+        alive = [made for made in self.recording.made if made.block() is not None]
+        return [made for made in alive if made.address != self.recording.output_address]
 
 
-def record(forward: Forward, pool: BytePool) -> Recording:
+def record(forward: Forward, pool: BytePool, *, hold_output: bool = True) -> Recording:
     """Call ``forward`` once, recording its operations and placing what it makes in ``pool``.
 
     Call it twice before: a cache that is built lazily would otherwise live in the pool. Nothing outside the pool is
     written, neither tensors nor torch's random state, and the pool bytes that were used are destroyed, so the output
-    is garbage until the first replay. Raises CaptureError naming operation, file, line and source text.
+    is garbage until the first replay. Without ``hold_output``, later recordings may use the output's bytes again.
+    Raises CaptureError naming operation, file, line and source text.
     """
     recorder = RecorderBesideCompiler(pool) if "torch._dynamo" in sys.modules else Recorder(pool)
     random_state = torch.get_rng_state()
@@ -109,7 +110,7 @@ def record(forward: Forward, pool: BytePool) -> Recording:
         raise CaptureError(recorder.refused)
     if not isinstance(returned, torch.Tensor):
         raise CaptureError(f"the recorded call must return one tensor, not {type(returned).__name__}")
-    recording = recorder.recording(returned)
+    recording = recorder.recording(returned, hold_output)
     for made in recording.made:
         pool.poison(made.address, made.nbytes)
     return recording
@@ -149,14 +150,7 @@ def tensors_of(value: Any, pool: BytePool) -> Any:
         return value.tensor
     if isinstance(value, (list, tuple)):
         return type(value)(tensors_of(item, pool) for item in value)
-    if not isinstance(value, Ref):
-        return value
-    with torch.inference_mode(False), torch.no_grad():
-        segment = pool.segment_at(value.address)
-        if segment is None:
-            return torch.empty_strided(value.size, value.stride, dtype=value.dtype)
-        storage = torch.from_numpy(segment.memory).untyped_storage()
-        return view_of(storage, (value.address - segment.address) // value.dtype.itemsize, value)
+    return at_address(value, pool) if isinstance(value, Ref) else value
 
 
 def storage_span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from graphtune.results import Sharing
 from graphtune.worker.graphs.backend import WARMUPS, CaptureTiming, Forward, GraphBackend
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.graphs.tape import Tape, record
@@ -17,11 +18,16 @@ from graphtune.worker.graphs.tape_recorder import Made, Outside
 
 
 class TapeBackend(GraphBackend):
-    """Records whole forwards on tapes. ``segment_bytes`` is the pool's granularity, see BytePool."""
+    """Records whole forwards on tapes.
+
+    With ``output`` shared, outputs lie in pool memory that later captures use again; per size, each is held for itself.
+    ``segment_bytes`` is the pool's granularity, see BytePool.
+    """
 
     name = "full"
 
-    def __init__(self, *, segment_bytes: int = 64 * 1024) -> None:
+    def __init__(self, *, output: Sharing = "shared", segment_bytes: int = 64 * 1024) -> None:
+        self._hold_output = output == "per_size"
         self._segment_bytes = segment_bytes
         self._pool: BytePool | None = None
         self._tapes: dict[ShapeKey, Tape] = {}
@@ -60,7 +66,7 @@ class TapeBackend(GraphBackend):
             if post_warmup_hook is not None:
                 post_warmup_hook()
         warmed = time.perf_counter()
-        recording = record(forward, self._pool)
+        recording = record(forward, self._pool, hold_output=self._hold_output)
         recorded = time.perf_counter()
         tape = Tape(recording)
         instantiated = time.perf_counter()

@@ -80,10 +80,14 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """What one call did: entries in order, its output, the outside tensors it used and the blocks it took."""
+    """What one call did: entries in order, its output, the outside tensors it used and the blocks it took.
+
+    ``output_address`` is where the output's storage began while recording.
+    """
 
     entries: tuple[Entry, ...]
     output: torch.Tensor
+    output_address: int
     outside: tuple[Outside, ...]
     made: tuple[Made, ...]
     pool: BytePool
@@ -108,11 +112,14 @@ class Recorder(TorchDispatchMode):
         # Else torch imports its compiler, more than a second, at the first operation recorded in a process.
         return False
 
-    def recording(self, output: torch.Tensor) -> Recording:
+    def recording(self, output: torch.Tensor, hold_output: bool) -> Recording:
+        storage, ref = output.untyped_storage(), describe(output)
         if self._in_pool(output):
-            # A plain tensor on the block's own storage: it holds the block, and no autograd history.
-            output = view_of(output.untyped_storage(), int(output.storage_offset()), describe(output))
-        return Recording(tuple(self._entries), output, tuple(self._outside.values()), tuple(self._made), self._pool)
+            # On the block's own storage it holds the block; over the segment it does not. Neither has a history.
+            offset = int(output.storage_offset())
+            output = view_of(storage, offset, ref) if hold_output else at_address(ref, self._pool)
+        outside = tuple(self._outside.values())
+        return Recording(tuple(self._entries), output, storage.data_ptr(), outside, tuple(self._made), self._pool)
 
     def refuse(self, operation: str, reason: str) -> CaptureError:
         """The error to raise. Only its text is kept: an error in a cycle with its traceback would hold blocks."""
@@ -343,6 +350,16 @@ def describe(tensor: torch.Tensor) -> Ref:
         tensor.is_conj(),
         tensor.is_neg(),
     )
+
+
+def at_address(ref: Ref, pool: BytePool) -> torch.Tensor:
+    """The tensor that a Ref describes, over its segment: it keeps the segment's memory, and no block from reuse."""
+    segment = pool.segment_at(ref.address)
+    with torch.inference_mode(False), torch.no_grad():
+        if segment is None:
+            return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype)
+        storage = torch.from_numpy(segment.memory).untyped_storage()
+        return view_of(storage, (ref.address - segment.address) // ref.dtype.itemsize, ref)
 
 
 def view_of(storage: torch.UntypedStorage, offset: int, ref: Ref) -> torch.Tensor:

@@ -326,19 +326,16 @@ class TestPool:
         x, w, head = torch.ones(64, hidden), torch.ones(hidden, hidden), torch.ones(vocabulary, hidden)
 
         def pool_bytes(descending: bool, shared: bool) -> int:
-            pool = BytePool()
-            output = torch.empty(64, vocabulary)
-            tapes = []
+            pool, tapes = BytePool(), []
             for size in sorted(sizes, reverse=descending):
 
                 def forward(size: int = size) -> torch.Tensor:
                     h = x[:size]
                     for _ in range(3):
                         h = h + F.silu(F.linear(h, w))
-                    logits = F.linear(h, head)
-                    return output[:size].copy_(logits) if shared else logits
+                    return F.linear(h, head)
 
-                tapes.append(tape(forward, pool))
+                tapes.append(Tape(record(forward, pool, hold_output=not shared)))
             return pool.bytes()
 
         logits = 64 * vocabulary * 4
@@ -346,6 +343,19 @@ class TestPool:
         assert logits <= best < 1.1 * logits
         for other in [(False, True), (True, False), (False, False)]:
             assert pool_bytes(*other) > 1.8 * best
+
+    def test_an_output_that_is_not_held_is_memory_of_the_pool(self) -> None:
+        pool, x = BytePool(64), torch.ones(256)
+        first = Tape(record(lambda: x + 1, pool, hold_output=False))
+        assert pool.in_use() == 0
+        second = Tape(record(lambda: (x + 2).view(16, 16).t(), pool, hold_output=False))
+        output = first.replay()
+        assert output.tolist() == [2.0] * 256
+        assert second.replay().shape == (16, 16)
+        assert output.tolist() == [3.0] * 256
+        assert (first.escaped(), second.escaped()) == ([], [])
+        del first, second, pool
+        assert output.tolist() == [3.0] * 256, "the segment lives as long as the output"
 
     def test_recording_destroys_only_bytes_that_it_used(self) -> None:
         pool, x = BytePool(64), torch.ones(256)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
+from graphtune.results import Sharing
 from graphtune.worker.graphs.backend import CaptureError, GraphBackend
 from graphtune.worker.graphs.eager import EagerBackend
 from graphtune.worker.graphs.shape_key import ShapeKey
@@ -22,9 +24,9 @@ class TestTapeBackend(BackendSuite):
     def device(self) -> torch.device:
         return CPU
 
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], GraphBackend]:
-        return TapeBackend
+    @pytest.fixture(params=["shared", "per_size"])
+    def make_backend(self, request: pytest.FixtureRequest) -> Callable[[], GraphBackend]:
+        return partial(TapeBackend, output=request.param)
 
 
 def test_stray_and_escaped_tensors_by_key() -> None:
@@ -79,8 +81,8 @@ def test_cycles_from_before_a_session_do_not_hold_its_pool() -> None:
         for size in (1, 2, 3):
             with backend.capture_session():
                 backend.capture_one(ShapeKey(size), cyclic)
-            # One block per output so far and one for the cycle, which the next session finds free.
-            assert backend.pool_bytes() == (size + 1) * 1024
+            # One block for the output, one for the cycle; the next session finds both free.
+            assert backend.pool_bytes() == 2048
 
 
 def test_segment_bytes_set_the_granularity() -> None:
@@ -89,6 +91,25 @@ def test_segment_bytes_set_the_granularity() -> None:
         with torch.no_grad(), backend.capture_session():
             backend.capture_one(ShapeKey(1), lambda: torch.ones(256) * 1)
         assert backend.pool_bytes() == expected
+
+
+def test_shared_outputs_are_used_again_by_later_captures() -> None:
+    x, given = torch.ones(1024), {}
+
+    def pool_bytes(output: Sharing) -> int:
+        backend = TapeBackend(output=output, segment_bytes=64)
+        with torch.no_grad(), backend.capture_session():
+            for size in (4, 3, 2):
+                backend.capture_one(ShapeKey(size), lambda size=size: x[: size * 256] * size)  # type: ignore[misc]
+        for size in (4, 2, 3):
+            given[size] = backend.replay(ShapeKey(size))
+            assert given[size].tolist() == [size] * size * 256
+        return backend.pool_bytes()
+
+    assert pool_bytes("shared") == 4096
+    assert given[2].data_ptr() == given[4].data_ptr()
+    assert pool_bytes("per_size") == 4096 + 3072 + 2048
+    assert given[4].tolist() == [4] * 1024, "still valid after other replays"
 
 
 def test_a_failing_warmup_passes_through() -> None:
