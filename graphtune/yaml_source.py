@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,9 +44,8 @@ def parse_yaml(text: str, name: str) -> tuple[Any, Source]:
     Raises InputError with the line for anything that is not one document of plain YAML: syntax, repeated keys, keys
     that are not text, tags, anchors and aliases.
     """
-    loader = yaml.SafeLoader
     try:
-        node = yaml.compose(text, Loader=loader)
+        node = yaml.compose(text, Loader=_Loader)
         if node is None:
             return None, Source(name, {(): 1})
         reader = _Reader(name)
@@ -61,6 +61,15 @@ def parse_yaml(text: str, name: str) -> tuple[Any, Source]:
         raise InputError("is nested too deeply", where=f"{name}:1") from error
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes 1e-05 for text; JSON and people mean a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+\Z", re.ASCII), list("-+0123456789")
+)
+
+
 class _Reader:
     """Turns nodes into values. Aliases are refused, so a short file cannot stand for a huge or endless value."""
 
@@ -68,7 +77,7 @@ class _Reader:
         self.name = name
         self.lines: dict[KeyPath, int] = {(): 1}
         self._seen: set[int] = set()
-        self._scalars = yaml.SafeLoader("")
+        self._scalars = _Loader("")
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         line = node.start_mark.line + 1

@@ -1,0 +1,216 @@
+"""What a recipe makes of its axes: lists, order of capture, what is timed where, controls and skips."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphtune.engines.base import DeviceFacts
+from graphtune.errors import InputError
+from graphtune.plan import Plan
+from graphtune.planner import LISTS_PER_CELL, follow_up, plan_sweep
+from graphtune.recipe import load_recipe, parse_recipe
+from graphtune.store import decode_cell, encode_cell
+
+ROOT = Path(__file__).resolve().parent.parent
+H200 = DeviceFacts(143771, (9, 0), "NVIDIA H200")
+HEAD = "name: mine\nmodel: configs/tiny-llama.json\n"
+
+
+def plan(keys: str, device: Any = "cpu", facts: DeviceFacts | None = None, **options: Any) -> Plan:
+    loaded = parse_recipe(HEAD + keys, "mine.yaml", ROOT / "recipes")
+    return plan_sweep(loaded, device=device, device_facts=facts, **options)
+
+
+def settings_of(made: Plan) -> list[tuple[str, str, str, str]]:
+    return [(one.name, one.order, one.output, one.workspace) for one in made.cells[0].lists]
+
+
+TWO = "decode:\n  lists: [{name: a, sizes: [1, 2, 8]}, {name: b, sizes: [1, 4]}]\n  contexts: [64]\n"
+
+
+def test_latency_is_timed_once_on_the_union_of_all_lists() -> None:
+    made = plan(TWO + "  order: [ascending, descending]\n")
+    cell = made.cells[0]
+    assert cell.lists[0].sizes == (1, 2, 4, 8)
+    assert settings_of(made) == [
+        ("union", "descending", "shared", "shared"),
+        ("a", "ascending", "shared", "shared"),
+        ("b", "ascending", "shared", "shared"),
+        ("a", "descending", "shared", "shared"),
+        ("b", "descending", "shared", "shared"),
+    ]
+    assert [(at.sizes, at.context_tokens, at.executions) for at in cell.latency] == [
+        ((1, 2, 4, 8), 64, ("graph", "eager"))
+    ]
+    assert all(other.latency == () for other in made.cells[1:])
+
+
+def test_a_list_that_is_the_union_is_captured_once_and_first() -> None:
+    made = plan("decode: {lists: [{name: b, sizes: [1, 4]}, {name: all, sizes: [1, 2, 4]}], contexts: [64]}\n")
+    assert [one.name for one in made.cells[0].lists] == ["all", "b"]
+
+
+def test_one_list_needs_no_union_and_no_control() -> None:
+    made = plan("decode: {lists: [{name: a, sizes: [1, 2]}], contexts: [64]}\n")
+    assert [[one.name for one in cell.lists] for cell in made.cells] == [["a"]]
+
+
+def test_without_contexts_nothing_is_timed() -> None:
+    made = plan("decode: {lists: [{name: a, sizes: [1, 2]}, {name: b, sizes: [1]}], contexts: []}\n")
+    assert [one.name for one in made.cells[0].lists] == ["a", "b"]
+    assert made.cells[0].latency == ()
+
+
+def test_sharing_together_pairs_and_product_combines() -> None:
+    axes = "  output: [shared, per_size]\n  workspace: [shared, per_size]\n"
+    one = "decode:\n  lists: [{name: a, sizes: [1, 2]}]\n"
+    together = {setting[2:] for setting in settings_of(plan(one + axes))}
+    product = {setting[2:] for setting in settings_of(plan(one + axes + "  sharing: product\n"))}
+    assert together == {("shared", "shared"), ("per_size", "per_size")}
+    assert product == together | {("shared", "per_size"), ("per_size", "shared")}
+
+
+def test_equal_lists_are_captured_once_under_both_names() -> None:
+    made = plan("decode: {lists: [{name: a, sizes: [2, 1]}, {name: b, sizes: [1, 2]}, {name: c, sizes: [1]}]}\n")
+    assert [one.name for one in made.cells[0].lists] == ["a+b", "c"]
+    assert made.notes == ("the lists a, b have the same sizes and are captured once",)
+
+
+def test_repeated_sizes_are_accepted_with_a_note() -> None:
+    made = plan("decode: {lists: [{name: a, sizes: [4, 1, 4, 1]}]}\n")
+    assert made.cells[0].lists[0].sizes == (1, 4)
+    assert made.notes == ("mine.yaml:3: decode.lists[0]: 1, 4 is written more than once and counts once",)
+
+
+def test_lists_of_one_name_stay_apart() -> None:
+    made = plan("decode: {lists: [{engine: sglang, max: 8}, {engine: sglang, max: 16}]}\n")
+    assert [one.name for one in made.cells[0].lists] == ["sglang-2", "sglang"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "device", "sizes"),
+    [
+        ("{engine: sglang, max: 256}", H200, (1, 2, 4, 8, 12, *range(16, 257, 8))),
+        ("{engine: sglang, max: 100}", DeviceFacts(8192), (1, 2, 4, 8, 12, *range(16, 97, 8), 100)),
+        ("sglang", DeviceFacts(24564), (1, 2, 4, 8, 12, 16, 24, 32, 40, 48)),
+        ("powers_of_two", H200, (1, 2, 4, 8, 16, 32, 64, 128, 256)),
+        ("{engine: powers_of_two, max: 24}", H200, (1, 2, 4, 8, 16)),
+        ("{engine: vllm, max: 16}", H200, (1, 2, 4, 8, 16)),
+    ],
+)
+def test_engine_lists(choice: str, device: DeviceFacts, sizes: tuple[int, ...]) -> None:
+    made = plan(f"decode: {{lists: [{choice}], contexts: [64]}}\n", "cuda", device)
+    assert made.cells[0].lists[0].sizes == sizes
+
+
+def test_powers_of_two_reach_as_far_as_the_other_lists() -> None:
+    made = plan("decode: {lists: [powers_of_two, {name: a, sizes: [1, 40]}], contexts: []}\n")
+    assert {one.name: one.sizes for one in made.cells[0].lists}["powers_of_two"] == (1, 2, 4, 8, 16, 32)
+
+
+def test_processes_repeat_whole_cells_and_controls_come_once() -> None:
+    made = plan(TWO, processes=3)
+    assert [(cell.purpose, cell.process) for cell in made.cells] == [
+        ("main", 1),
+        ("main", 2),
+        ("main", 3),
+        ("control", 1),
+    ]
+    assert made.cells[0] == replace(made.cells[2], process=1)
+    assert len({cell.id for cell in made.cells}) == 4
+    control = made.cells[-1]
+    assert len(control.lists) == 1
+    assert control.lists[0] in made.cells[0].lists[1:]
+    assert plan(TWO, processes=3) == made
+
+
+def test_a_tenth_of_the_lists_is_measured_again_alone() -> None:
+    lists = ", ".join(f"{{name: l{size}, sizes: [1, {size}]}}" for size in range(2, 33))
+    made = plan(f"decode: {{lists: [{lists}], contexts: [64]}}\n")
+    main = [cell for cell in made.cells if cell.purpose == "main"]
+    controls = [cell for cell in made.cells if cell.purpose == "control"]
+    assert [len(cell.lists) for cell in main] == [LISTS_PER_CELL, 32 - LISTS_PER_CELL]
+    assert [bool(cell.latency) for cell in main] == [True, False]
+    assert len(controls) == 3
+    other_seed = plan(f"seed: 1\ndecode: {{lists: [{lists}], contexts: [64]}}\n")
+    assert [cell.lists for cell in other_seed.cells[-3:]] != [cell.lists for cell in controls]
+
+
+def test_the_pool_holds_every_step_and_the_sink_page() -> None:
+    made = plan(
+        "page_size: 16\ndecode: {lists: [{name: a, sizes: [1, 8]}], contexts: [100, {tokens: 1000, sizes: [1]}]}"
+    )
+    assert made.cells[0].kv_tokens == (8 * 23 + 1) * 16  # 356 tokens take 23 pages
+    assert plan("kv_tokens: 5000\npage_size: 16\ndecode: {lists: [{name: a, sizes: [1]}]}").cells[0].kv_tokens == 5008
+
+
+def test_steps_that_do_not_fit_are_skipped_with_a_reason() -> None:
+    made = plan("kv_tokens: 3000\ndecode: {lists: [{name: a, sizes: [1, 2, 4, 8]}], contexts: [64, 1000]}")
+    assert [(at.sizes, at.context_tokens) for at in made.cells[0].latency] == [((1, 2, 4, 8), 64), ((1, 2), 1000)]
+    assert [skip.what for skip in made.skips] == ["step times of 4, 8 requests at context 1000"]
+    assert made.skips[0].reason == "4 requests take 5025 KV tokens; the recipe's 3000 KV tokens leaves 3000"
+
+
+def test_the_devices_memory_bounds_the_pool() -> None:
+    recipe = ROOT / "recipes/llama-3.1-8b.yaml"
+    pools = {}
+    for mib in (143771, 81559, 24564):
+        made = plan_sweep(load_recipe(recipe), device="cuda", device_facts=DeviceFacts(mib, (9, 0)))
+        pools[mib] = made.cells[0].kv_tokens
+        weights, kv_token = 16_060_522_496, 131_072
+        assert weights + made.cells[0].kv_tokens * kv_token < mib * 1024 * 1024
+        assert bool(made.skips) == (mib < 100_000)
+    assert pools[143771] > pools[81559] > pools[24564] > 50_000
+    with pytest.raises(InputError, match="weights leave no room for a KV cache"):
+        plan_sweep(load_recipe(recipe), device="cuda", device_facts=DeviceFacts(16376))
+    with pytest.raises(InputError, match="kv_tokens: 999999999 KV tokens do not fit the device"):
+        plan("kv_tokens: 999999999\n", "cuda", H200)
+
+
+def test_attention_follows_the_device() -> None:
+    assert plan("").cells[0].attention == "sdpa"
+    assert plan("", "cuda", H200).cells[0].attention == "flashinfer"
+    assert plan("attention: sdpa\n", "cuda", H200).cells[0].attention == "sdpa"
+
+
+def test_a_shipped_recipe_plans_the_axes_it_names() -> None:
+    made = plan_sweep(load_recipe(ROOT / "recipes/llama-3.1-8b.yaml"), device="cuda", device_facts=H200)
+    first = made.cells[0]
+    assert len(first.lists) == 1 + 4 * 2 * 2
+    sglang = [one for one in first.lists if one.name == "sglang"]
+    assert {(one.order, one.output, one.workspace) for one in sglang} == {
+        (order, sharing, sharing) for order in ("descending", "ascending") for sharing in ("shared", "per_size")
+    }
+    assert all(len(one.sizes) == 36 for one in sglang)
+    assert [at.context_tokens for at in first.latency] == [1024, 512, 4096, 16384]
+    assert [len(at.sizes) for at in first.latency] == [len(first.lists[0].sizes), 8, 8, 8]
+    assert [cell.purpose for cell in made.cells] == ["main", "main", "control", "control"]
+    assert (made.skips, made.notes) == ((), ())
+
+
+def test_an_unsharded_and_a_sharded_model_have_different_cells() -> None:
+    whole, part = plan(TWO), plan("shard: 2\n" + TWO)
+    assert {cell.id for cell in whole.cells}.isdisjoint(cell.id for cell in part.cells)
+
+
+def test_unknown_keys_of_a_model_are_noted() -> None:
+    text = (ROOT / "recipes/configs/tiny-llama.json").read_text().replace("{", '{"my_own_key": 3, ', 1)
+    loaded = parse_recipe(f"name: mine\nmodel: {' '.join(text.split())}\n", "mine.yaml", ROOT)
+    made = plan_sweep(loaded, device="cpu", device_facts=None)
+    assert made.notes == ("config.json: key my_own_key is not known and was not used",)
+
+
+@settings(deadline=None)
+@given(keep=st.integers(1, 4))
+def test_a_follow_up_captures_the_rest_and_times_nothing(keep: int) -> None:
+    cell = plan(TWO + "  order: [ascending, descending]\n").cells[0]
+    rest = follow_up(cell, cell.lists[keep:])
+    assert (rest.lists, rest.latency, rest.profile_sizes) == (cell.lists[keep:], (), ())
+    assert rest.id != cell.id
+    assert decode_cell(encode_cell(rest)) == rest
