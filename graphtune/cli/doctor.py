@@ -1,0 +1,37 @@
+"""`graphtune doctor`: what this machine has and what it lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Say what this machine has for sweeping and what it lacks, each with the command that mends it.
+
+    Exit code 1 when something is lacking that a sweep on this machine needs.
+    """
+    import json
+    from dataclasses import asdict
+
+    from graphtune.doctor import examine
+
+    checks = examine(Path("reports"))
+    if json_:
+        typer.echo(json.dumps({"schema": 1, "checks": [asdict(check) for check in checks]}, indent=1))
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            typer.echo(f"{check.state:<5}  {check.name:<{width}}  {check.found}")
+            if check.mend:
+                typer.echo(f"{'':<5}  {'':<{width}}  → {check.mend}")
+    if any(check.state == "lacks" for check in checks):
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
