@@ -112,9 +112,11 @@ class GateCheck:
 class CapturedList:
     """One capture list as captured in a process: its captures in capture order, bytes, seconds and gate.
 
-    ``graph_bytes``: device bytes after all captures minus device bytes after eager warm-up.
-    ``leftover_bytes``: device bytes after tear-down minus before the first capture (4 MiB is the limit for going on
-    in the same process).
+    ``graph_bytes``: device bytes after all captures minus before the first. ``torch_bytes`` is the part that torch's
+    allocator owns, ``outside_torch_bytes`` the rest: graph executables. A driver keeps the latter for the next graphs of
+    a process, so only a process's first list shows them; ``outside_source`` says ``measured`` there and ``composed``
+    where they are those of the first list with the same sizes. ``leftover_bytes``: torch's bytes after tear-down minus
+    before the first capture (4 MiB is the limit for going on in the same process).
     """
 
     list: CaptureList
@@ -129,6 +131,8 @@ class CapturedList:
     peak_bytes: int | None
     capture_s: float | None
     leftover_bytes: int | None
+    torch_bytes: int | None = None
+    outside_source: Literal["measured", "composed"] | None = None
 
     @property
     def gate_green(self) -> bool:

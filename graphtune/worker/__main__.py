@@ -39,6 +39,10 @@ class Progress:
     measurement: Any = None
     _last: float = STARTED
 
+    @property
+    def partial_path(self) -> Path:
+        return self.result_path.with_name(self.result_path.name + ".partial")
+
     def reached(self, stage: str) -> None:
         """The seconds since the last stage were spent on this one."""
         now = time.perf_counter()
@@ -49,7 +53,9 @@ class Progress:
     def saved(self, stage: str, done: int, total: int) -> None:
         """Report progress and rewrite the partial result."""
         print(json.dumps({"stage": stage, "done": done, "total": total}), flush=True)
-        self.write(self.result_path.with_name(self.result_path.name + ".partial"), "failed", "ended before its last list")
+        self.write(
+            self.result_path.with_name(self.result_path.name + ".partial"), "failed", "ended before its last list"
+        )
 
     def write(self, path: Path, status: Status, reason: str | None) -> None:
         """Write the result as it stands, atomically."""
@@ -101,7 +107,7 @@ def main() -> int:
     progress = Progress(cell, arguments.result)
     status, reason = _measure(cell, arguments.device, progress)
     progress.write(arguments.result, status, reason)
-    progress.result_path.with_name(progress.result_path.name + ".partial").unlink(missing_ok=True)
+    progress.partial_path.unlink(missing_ok=True)
     return 0
 
 
@@ -169,9 +175,7 @@ def _run(cell: Cell, device_name: str, progress: Progress) -> tuple[Status, str 
     progress.measurement = measurement
     measurement.run()
     if gpu is not None:
-        environment = replace(
-            environment, clock_mhz_after=gpu.clock_mhz(), throttle_reasons=gpu.throttle_reasons()
-        )
+        environment = replace(environment, clock_mhz_after=gpu.clock_mhz(), throttle_reasons=gpu.throttle_reasons())
     progress.environment = environment
     return _verdict(measurement)
 

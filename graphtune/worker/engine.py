@@ -10,7 +10,7 @@ import torch
 
 from graphtune.model_config import ModelConfig
 from graphtune.plan import Cell
-from graphtune.results import ModelFacts
+from graphtune.results import ModelFacts, Sharing
 from graphtune.worker.attention.base import AttentionBackend
 from graphtune.worker.attention.sdpa import SdpaAttention
 from graphtune.worker.gate import MAX_LENGTH_PAGES
@@ -35,15 +35,15 @@ class Engine:
     eager: EagerDecode
     facts: ModelFacts
 
-    def make_backend(self) -> GraphBackend:
+    def make_backend(self, output: Sharing = "shared") -> GraphBackend:
         """A fresh graph backend: CUDA graphs on a GPU, the tape on the CPU."""
         if self.device.type == "cuda":
             from graphtune.worker.graphs.full import FullBackend
 
-            return FullBackend()
+            return FullBackend(output=output)
         from graphtune.worker.graphs.tape_backend import TapeBackend
 
-        return TapeBackend()
+        return TapeBackend(output=output)
 
 
 def build(cell: Cell, device: torch.device, reached: Callable[[str], None]) -> Engine:
@@ -71,7 +71,8 @@ def build(cell: Cell, device: torch.device, reached: Callable[[str], None]) -> E
     sizes += [size for at in cell.latency for size in at.sizes]
     max_requests = max(sizes) + 1  # the gate's victim request
     contexts = [tokens_needed(at.context_tokens) for at in cell.latency] + [MAX_LENGTH_PAGES * cell.page_size]
-    table = RequestTable(cache=cache, max_requests=max_requests, max_context=max(contexts), seed=cell.seed)
+    max_context = min(max(contexts), config.max_position_embeddings)
+    table = RequestTable(cache=cache, max_requests=max_requests, max_context=max_context, seed=cell.seed)
     reached("kv_cache")
     attention, workspace_bytes = _attention(cell.attention, cache, table, config, max_requests)
     reached("workspace")

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import time
+from dataclasses import replace
 
 import torch
 
@@ -19,31 +20,31 @@ LAUNCHES = 400
 
 def read_environment(gpu: Gpu | None) -> Environment:
     """Versions, device and totals. The clock is read here, before any work."""
-    common = {
-        "graphtune": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "flashinfer": _version("flashinfer-python") if gpu else None,
-        "cutlass_dsl": importlib.util.find_spec("cutlass") is not None,
-        "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
-    }
+    environment = Environment(
+        device="cpu",
+        graph_mechanism="tape",
+        device_name=platform.processor() or platform.machine() or "cpu",
+        graphtune=__version__,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        flashinfer=None,
+        cutlass_dsl=importlib.util.find_spec("cutlass") is not None,
+        driver=None,
+        cuda=None,
+        nvml_total_bytes=None,
+        cuda_total_bytes=None,
+        compute_capability=None,
+        allocator_settings=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+    )
     if gpu is None:
-        return Environment(
-            device="cpu",
-            graph_mechanism="tape",
-            device_name=_cpu_name(),
-            driver=None,
-            cuda=None,
-            nvml_total_bytes=None,
-            cuda_total_bytes=None,
-            compute_capability=None,
-            **common,
-        )
+        return environment
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return Environment(
+    return replace(
+        environment,
         device="cuda",
         graph_mechanism="cuda_graph",
         device_name=properties.name,
+        flashinfer=_version("flashinfer-python"),
         driver=gpu.driver(),
         cuda=torch.version.cuda,
         nvml_total_bytes=gpu.total_bytes,
@@ -51,7 +52,6 @@ def read_environment(gpu: Gpu | None) -> Environment:
         compute_capability=f"{properties.major}.{properties.minor}",
         clock_mhz_before=gpu.clock_mhz(),
         other_processes=gpu.other_processes(),
-        **common,
     )
 
 
@@ -74,7 +74,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    return platform.processor() or platform.machine() or "cpu"

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from graphtune.results import GateCheck
-from graphtune.worker.kv_cache import PagedKVCache
 from graphtune.worker.runners.buffers import LiveBatch, StaticBuffers
 from graphtune.worker.runners.decode import GraphDecode
 from graphtune.worker.runners.series import make_batches
@@ -36,23 +35,26 @@ def check_list(runner: GraphDecode, *, seed: int) -> tuple[GateCheck, ...]:
     runner.check_weights()
     checks = []
     below = 0
+    checksums = runner.eager.cache.page_checksums()
     for size in runner.sizes:
-        checks.append(_check_size(runner, size, raw_sizes(size, below), seed=seed + size))
+        check, checksums = _check_size(runner, size, raw_sizes(size, below), checksums, seed=seed + size)
+        checks.append(check)
         below = size
     return tuple(checks)
 
 
-def _check_size(runner: GraphDecode, size: int, raws: tuple[int, ...], *, seed: int) -> GateCheck:
+def _check_size(
+    runner: GraphDecode, size: int, raws: tuple[int, ...], before: torch.Tensor, *, seed: int
+) -> tuple[GateCheck, torch.Tensor]:
+    """One size, and the checksums of all pages after it; ``before`` are those before it."""
     eager, table, cache = runner.eager, runner.eager.table, runner.eager.cache
     random = np.random.default_rng(seed)
     page = cache.page_size
-    longest = min(MAX_LENGTH_PAGES * page, table.pages_per_request * page)
+    longest = page * min(MAX_LENGTH_PAGES, table.pages_per_request, table.free_pages // (size + 1))
     rows = table.admit([longest] * (size + 1))
     victim = int(rows[-1])
     try:
         victim_slot = int(table.slots(rows[-1:], np.asarray([longest - 1]))[0])
-        before = cache.page_checksums()
-        written: list[np.ndarray] = []
         saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         at_padded = at_raw = 0.0
         equal, finite = True, True
@@ -67,7 +69,6 @@ def _check_size(runner: GraphDecode, size: int, raws: tuple[int, ...], *, seed: 
                 vocab_size=eager.model.config.vocab_size,
                 seed=int(random.integers(1 << 30)),
             )
-            written.append(live.out_slots.cpu().numpy())
             saved.append((live.out_slots, cache.slots(live.out_slots)))
             result = _compare(runner, live, victim=victim, victim_length=longest, victim_slot=victim_slot)
             equal &= result.equal
@@ -76,7 +77,9 @@ def _check_size(runner: GraphDecode, size: int, raws: tuple[int, ...], *, seed: 
             at_raw = max(at_raw, result.at_raw)
         for slots, content in reversed(saved):
             cache.write_slots(slots, content)
-        untouched = _outside_sink(before, cache)
+        after = cache.page_checksums()
+        # Written slots have been put back, so every page but the sink must hold what it held before.
+        untouched = bool(torch.equal(before[1:], after[1:]))
     finally:
         table.release(rows)
     tolerance = TOLERANCE_AT_RAW[cache.pool.dtype]
@@ -89,7 +92,7 @@ def _check_size(runner: GraphDecode, size: int, raws: tuple[int, ...], *, seed: 
         reason = f"replay differs from eager at the raw size by {at_raw:.2e}, more than {tolerance:.0e}"
     elif not untouched:
         reason = "KV outside the written slots changed"
-    return GateCheck(
+    check = GateCheck(
         size=size,
         raw_sizes=raws,
         equal_at_padded=equal,
@@ -100,6 +103,7 @@ def _check_size(runner: GraphDecode, size: int, raws: tuple[int, ...], *, seed: 
         passed=reason is None,
         reason=reason,
     )
+    return check, after
 
 
 class _Result:
@@ -112,9 +116,7 @@ class _Result:
         self.at_raw = max(relative_error(replayed, raw), relative_error(kv[0], kv[2]))
 
 
-def _compare(
-    runner: GraphDecode, live: LiveBatch, *, victim: int, victim_length: int, victim_slot: int
-) -> _Result:
+def _compare(runner: GraphDecode, live: LiveBatch, *, victim: int, victim_length: int, victim_slot: int) -> _Result:
     eager, cache = runner.eager, runner.eager.cache
     # A first replay gives the recorded output's memory, which then holds NaN unless the second one writes it.
     _replay(runner, live).fill_(float("nan"))
@@ -160,8 +162,3 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
     if not math.isfinite(norm) or not math.isfinite(distance):
         return math.inf
     return distance / norm if norm else (0.0 if distance == 0 else math.inf)
-
-
-def _outside_sink(before: torch.Tensor, cache: PagedKVCache) -> bool:
-    """True when every page but the sink holds what it held before (written slots having been put back)."""
-    return bool(torch.equal(before[1:], cache.page_checksums()[1:]))

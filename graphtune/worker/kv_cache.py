@@ -29,9 +29,7 @@ class PagedKVCache:
     ) -> None:
         self.page_size = page_size
         self.pages = tokens // page_size + 1
-        self.pool = torch.zeros(
-            (layers, 2, self.pages, page_size, kv_heads, head_size), dtype=dtype, device=device
-        )
+        self.pool = torch.zeros((layers, 2, self.pages, page_size, kv_heads, head_size), dtype=dtype, device=device)
         self.keys = [self.pool[layer, 0] for layer in range(layers)]
         self.values = [self.pool[layer, 1] for layer in range(layers)]
 
@@ -59,10 +57,10 @@ class PagedKVCache:
             flat.index_copy_(2, values.long(), content)
 
     def page_checksums(self) -> torch.Tensor:
-        """(pages,) int64: the sum of every page's bits over all layers; any single changed value changes it."""
+        """(pages,) int64: the wrapping sum of every page's bits over all layers; any one changed value changes it."""
         total = torch.zeros(self.pages, dtype=torch.int64, device=self.pool.device)
-        for layer in self.pool.view(torch.int16 if self.pool.element_size() == 2 else torch.int32):
-            total += layer.flatten(2).sum(dim=(0, 2), dtype=torch.int64)
+        for layer in self.pool.view(torch.int64):
+            total += layer.flatten(2).sum(dim=(0, 2))
         return total
 
 
@@ -83,7 +81,7 @@ class RequestTable:
         self.page_table = torch.zeros(shape, dtype=torch.int32, device=cache.pool.device)
         free = np.arange(1, cache.pages, dtype=np.int32)
         np.random.default_rng(seed).shuffle(free)
-        self._free = list(free)
+        self._free: list[int] = free.tolist()
         self._held: dict[int, list[int]] = {}
 
     @property

@@ -7,19 +7,30 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
 from graphtune.plan import Cell, LatencyAt
-from graphtune.results import Capture, CapturedList, CaptureList, Execution, LaunchProfile, Mark, Point, Status
+from graphtune.results import (
+    Capture,
+    CapturedList,
+    CaptureList,
+    Execution,
+    GateCheck,
+    LaunchProfile,
+    Mark,
+    Point,
+    Status,
+)
 from graphtune.worker.engine import Engine
 from graphtune.worker.gate import check_list
 from graphtune.worker.launches import profile_step
-from graphtune.worker.memory import Ledger, device_bytes, outside_torch
+from graphtune.worker.memory import Ledger, device_bytes, in_torch, outside_torch
 from graphtune.worker.nvml import Gpu, PeakSampler
 from graphtune.worker.runners.decode import CaptureFailure, DecodeStep, GraphDecode
 from graphtune.worker.runners.series import BatchSeries
-from graphtune.worker.timing import Clock, time_point
+from graphtune.worker.timing import Clock, settle, time_point
 
 LEFTOVER_LIMIT_BYTES = 4 << 20
 
@@ -53,13 +64,14 @@ class Measurement:
 
     def _run_list(self, index: int, capture_list: CaptureList) -> None:
         cell, engine, ledger = self.cell, self.engine, self.ledger
-        backend = engine.make_backend()
+        backend = engine.make_backend(capture_list.output)
         runner = GraphDecode(engine.eager, backend, capture_list)
         before = ledger.mark("before_list", list_index=index)
         captures: list[Capture] = []
         status: Status = "ok"
         reason: str | None = None
-        gate, after = (), before
+        gate: tuple[GateCheck, ...] = ()
+        after = before
         try:
             captures = self._capture(runner, index, before)
             failed = [capture for capture in captures if capture.status != "ok"]
@@ -84,7 +96,9 @@ class Measurement:
         self.admission.update(runner.admitted)
         runner.tear_down()
         torn_down = ledger.mark("torn_down", list_index=index)
-        on_gpu = self.gpu is not None
+        # A failed capture leaks its pool, so its bytes are not those of a list.
+        torch_bytes = in_torch(after) - in_torch(before) if status == "ok" else None
+        outside_bytes, outside_source = self._outside(capture_list, before, after) if status == "ok" else (None, None)
         self.captured_lists.append(
             CapturedList(
                 list=capture_list,
@@ -93,16 +107,31 @@ class Measurement:
                 reason=reason,
                 captures=tuple(captures),
                 gate=gate,
-                # A failed capture leaks its pool, so its bytes are not those of a list.
-                graph_bytes=device_bytes(after) - device_bytes(before) if status == "ok" else None,
+                graph_bytes=None if torch_bytes is None or outside_bytes is None else torch_bytes + outside_bytes,
                 pool_bytes=pool_bytes if status == "ok" else None,
-                outside_torch_bytes=outside_torch(after) - outside_torch(before) if on_gpu and status == "ok" else None,
+                outside_torch_bytes=outside_bytes,
                 peak_bytes=max(peaks) if peaks else None,
                 capture_s=_total_seconds(captures) if status == "ok" else None,
-                leftover_bytes=device_bytes(torn_down) - device_bytes(before),
+                leftover_bytes=in_torch(torn_down) - in_torch(before),
+                torch_bytes=torch_bytes,
+                outside_source=outside_source,
             )
         )
         self.saved("lists", index + 1, len(cell.lists))
+
+    def _outside(
+        self, capture_list: CaptureList, before: Mark, after: Mark
+    ) -> tuple[int | None, Literal["measured", "composed"] | None]:
+        """Bytes outside torch of a list: what grew when it is the process's first, else those of the first list if that
+        had the same sizes; unknown otherwise, because the driver serves it from what it kept."""
+        if self.gpu is None:
+            return 0, "measured"
+        if not self.captured_lists:
+            return outside_torch(after) - outside_torch(before), "measured"
+        first = self.captured_lists[0]
+        if first.list.sizes == capture_list.sizes and first.outside_torch_bytes is not None:
+            return first.outside_torch_bytes, "composed"
+        return None, None
 
     def _capture(self, runner: GraphDecode, index: int, before: Mark) -> list[Capture]:
         captures: list[Capture] = []
@@ -112,21 +141,14 @@ class Measurement:
         with ExitStack() as stack, _timed(self.seconds, "capture"):
             sampler = stack.enter_context(PeakSampler(self.gpu)) if self.gpu else None
             used_before = self.gpu.used_bytes() if self.gpu else 0
-            if self.gpu:
-                torch.cuda.reset_peak_memory_stats()
             for done, (size, outcome) in enumerate(runner.capture(), start=1):
-                torch_peak = torch.cuda.max_memory_reserved() if self.gpu else 0
+                # Torch keeps what the warm-ups took until the mark empties its cache, so this reading holds their peak.
+                peak = sampler.take() - used_before if sampler else None
                 mark = self.ledger.mark("capture", list_index=index, size=size, pool_bytes=backend.pool_bytes())
                 if isinstance(outcome, CaptureFailure):
                     captures.append(_failed(outcome))
                     previous = mark
                     continue
-                peak = None
-                if sampler is not None:
-                    # Two lower bounds of the peak: sampled on the device, and exact within torch's allocator.
-                    in_torch = torch_peak - (before.torch_reserved_bytes or 0) + outside_torch(mark) - outside_torch(before)
-                    peak = max(sampler.take() - used_before, in_torch)
-                    torch.cuda.reset_peak_memory_stats()
                 captures.append(
                     Capture(
                         size=size,
@@ -147,6 +169,8 @@ class Measurement:
 
     def _latency(self, runner: GraphDecode) -> None:
         clock = Clock(self.engine.device)
+        with _timed(self.seconds, "settle"):
+            self._settle(clock)
         total = sum(len(at.sizes) for at in self.cell.latency)
         done = 0
         for at in self.cell.latency:
@@ -155,6 +179,19 @@ class Measurement:
                     self._points(runner, clock, at, size)
                     done += 1
                     self.saved(f"latency at context {at.context_tokens}", done, total)
+
+    def _settle(self, clock: Clock) -> None:
+        """Run eager steps until two windows in a row agree on the host's time. After seconds of waiting for the device
+        a host runs at half its speed for a second or more (seen on the H200's machine), and an eager step is host
+        time."""
+        if not self.cell.latency or self.gpu is None:
+            return
+        at = self.cell.latency[0]
+        series = self._series(at.sizes[0], at.context_tokens)
+        try:
+            settle(self.engine.eager, series, clock)
+        finally:
+            series.close()
 
     def _points(self, runner: GraphDecode, clock: Clock, at: LatencyAt, size: int) -> None:
         series = self._series(size, at.context_tokens)
@@ -170,9 +207,7 @@ class Measurement:
         finally:
             series.close()
 
-    def _steps(
-        self, runner: GraphDecode, executions: tuple[Execution, ...], size: int
-    ) -> dict[Execution, DecodeStep]:
+    def _steps(self, runner: GraphDecode, executions: tuple[Execution, ...], size: int) -> dict[Execution, DecodeStep]:
         steps: dict[Execution, DecodeStep] = {}
         if "graph" in executions and size in runner.sizes:
             steps["graph"] = runner
@@ -199,7 +234,11 @@ class Measurement:
     def _series(self, size: int, context: int) -> BatchSeries:
         engine = self.engine
         return BatchSeries(
-            engine.table, size=size, context=context, vocab_size=engine.model.config.vocab_size, seed=self.cell.seed + size
+            engine.table,
+            size=size,
+            context=context,
+            vocab_size=engine.model.config.vocab_size,
+            seed=self.cell.seed + size,
         )
 
 

@@ -31,9 +31,7 @@ class Ledger:
         self._started = time.perf_counter()
         self.marks: list[Mark] = []
 
-    def mark(
-        self, stage: str, *, list_index: int | None = None, size: int | None = None, pool_bytes: int = 0
-    ) -> Mark:
+    def mark(self, stage: str, *, list_index: int | None = None, size: int | None = None, pool_bytes: int = 0) -> Mark:
         """Read memory after synchronise, garbage collection and emptying torch's cache."""
         gc.collect()
         if self._gpu is None:
@@ -83,6 +81,11 @@ def second_reading(mark: Mark, by_process: bool) -> int:
     value = mark.nvml_process_bytes if by_process else mark.nvml_device_bytes
     assert value is not None
     return value
+
+
+def in_torch(mark: Mark) -> int:
+    """Device bytes of a mark that torch's allocator owns; on the CPU the bytes of the graph pool."""
+    return mark.pool_bytes if mark.torch_reserved_bytes is None else mark.torch_reserved_bytes
 
 
 def outside_torch(mark: Mark) -> int:

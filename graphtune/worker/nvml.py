@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from types import TracebackType
+from typing import Any
 
 import pynvml
 
@@ -59,7 +60,7 @@ class Gpu:
         """Processes on the device that are not this one, as far as they can be seen."""
         return sum(process.pid != os.getpid() for process in self._processes())
 
-    def _processes(self) -> list:  # type: ignore[type-arg]
+    def _processes(self) -> list[Any]:
         try:
             return list(pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
         except pynvml.NVMLError:

@@ -15,7 +15,7 @@ from graphtune.worker.runners.decode import DecodeStep
 from graphtune.worker.runners.series import BatchSeries
 
 STORED = 20
-STEPS_PER_SAMPLE = 4
+STEPS_PER_SAMPLE = 2
 MAX_SAMPLES = 200
 
 
@@ -118,6 +118,26 @@ class Clock:
     def _wait_idle(self) -> None:
         if self._cuda:
             torch.cuda.synchronize()
+
+
+SETTLE_WINDOW_S = 0.3
+SETTLE_LIMIT_S = 6.0
+SETTLE_AGREEMENT = 0.05
+
+
+def settle(step: DecodeStep, series: BatchSeries, clock: Clock) -> None:
+    """Step until the median host time of two windows in a row differs by at most 5 %, or for 6 s."""
+    began = time.perf_counter()
+    before = 0.0
+    while time.perf_counter() - began < SETTLE_LIMIT_S:
+        window = time.perf_counter()
+        host = []
+        while time.perf_counter() - window < SETTLE_WINDOW_S:
+            host.append(clock.alone(step, series)["host_us"])
+        now = statistics.median(host)
+        if abs(now - before) <= SETTLE_AGREEMENT * now:
+            return
+        before = now
 
 
 Reading = Callable[[DecodeStep, BatchSeries], dict[str, float]]

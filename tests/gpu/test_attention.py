@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from graphtune.worker.attention.flashinfer import FlashInferAttention
 from graphtune.worker.attention.sdpa import SdpaAttention
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.runners.buffers import StaticBuffers, decode_slots
@@ -17,15 +16,20 @@ DEVICE = torch.device("cuda", 0)
 
 
 def setup(page_size: int, heads: int, kv_heads: int, head_size: int):  # type: ignore[no-untyped-def]
+    from graphtune.worker.attention.flashinfer import FlashInferAttention  # not installed where there is no GPU
+
     cache = PagedKVCache(
-        layers=1, kv_heads=kv_heads, head_size=head_size, page_size=page_size, tokens=20 * 400, dtype=torch.bfloat16,
+        layers=1,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        page_size=page_size,
+        tokens=20 * 400,
+        dtype=torch.bfloat16,
         device=DEVICE,
     )
     cache.fill_random(3)
     table = RequestTable(cache=cache, max_requests=17, max_context=400)
-    attention = FlashInferAttention(
-        cache, table, heads=heads, kv_heads=kv_heads, head_size=head_size, max_requests=17
-    )
+    attention = FlashInferAttention(cache, table, heads=heads, kv_heads=kv_heads, head_size=head_size, max_requests=17)
     return cache, table, attention, StaticBuffers(decode_slots(1), 17, DEVICE)
 
 

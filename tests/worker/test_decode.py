@@ -71,9 +71,7 @@ def test_the_gate_is_green_and_complete(engine: Engine) -> None:
 
 def with_policy(engine: Engine, **policies: str) -> None:
     """Rebuild the eager runner's buffers with other padding policies, as a careless engine would have them."""
-    slots = tuple(
-        dataclasses.replace(slot, policy=policies.get(slot.name, slot.policy)) for slot in decode_slots(1)
-    )
+    slots = tuple(dataclasses.replace(slot, policy=policies.get(slot.name, slot.policy)) for slot in decode_slots(1))
     engine.eager.buffers = StaticBuffers(slots, engine.eager.buffers.max_requests, engine.device)
 
 

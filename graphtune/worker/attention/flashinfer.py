@@ -1,8 +1,8 @@
 """FlashInfer paged decode attention: one wrapper per captured size over shared or own workspaces.
 
-Written against flashinfer-python 0.6.13. The public ``plan`` walks the lengths in Python and copies three arrays through
-pageable memory at every call. It is used once per wrapper, to pick and load the kernels; each step then calls the
-planner that it ends in, with the host arrays that are at hand, after one pinned copy of the step's metadata.
+Written against flashinfer-python 0.6.13. The public ``plan`` walks the lengths in Python and copies three arrays
+through pageable memory at every call. It is used once per wrapper, to pick and load the kernels; each step then calls
+the planner that it ends in, with the host arrays that are at hand, after one pinned copy of the step's metadata.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class FlashInferAttention(AttentionBackend):
     def _plan_kernels(
         self, wrapper: flashinfer.BatchDecodeWithPagedKVCacheWrapper, batch: DecodeBatch, *, graph: bool
     ) -> None:
-        """What the public plan ends in, given host arrays: it writes the integer workspace and returns kernel choices."""
+        """What the public plan ends in, given host arrays: fills the integer workspace and returns the launch shape."""
         n, shape = batch.padded_size, self._shape
         workspaces = (
             wrapper._float_workspace_buffer,

@@ -84,9 +84,7 @@ def _paged_decode_fake(
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def _write(
-    k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out_slots: torch.Tensor
-) -> None:
+def _write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out_slots: torch.Tensor) -> None:
     slots = out_slots.long()
     keys.flatten(0, 1).index_copy_(0, slots, k)
     values.flatten(0, 1).index_copy_(0, slots, v)

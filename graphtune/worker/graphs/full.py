@@ -8,13 +8,16 @@ import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, Forward, GraphBackend
+from graphtune.results import Sharing
+from graphtune.worker.graphs.alias import alias
+from graphtune.worker.graphs.backend import WARMUPS, CaptureError, CaptureTiming, Forward, GraphBackend
 from graphtune.worker.graphs.shape_key import ShapeKey
 
-WARMUPS = 2
+SEGMENT_BYTES = 2 << 20
 
 
 class FullBackend(GraphBackend):
@@ -22,15 +25,17 @@ class FullBackend(GraphBackend):
 
     Everything, eager steps included, runs on one stream that is not the default one: the caller sets it before. A
     second stream would cost a cuBLAS workspace of its own. Recording and instantiating are timed apart, which is why
-    graphs are kept (``keep_graph``).
+    graphs are kept (``keep_graph``). With ``output`` shared, outputs are aliases of pool memory that later captures use
+    again; per size, each is held for itself.
     """
 
     name = "full"
 
-    def __init__(self) -> None:
+    def __init__(self, *, output: Sharing = "shared") -> None:
+        self._output = output
         if torch.cuda.current_stream() == torch.cuda.default_stream():
             raise RuntimeError("set a stream of your own before making this backend; the default one cannot capture")
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         self._graphs: dict[ShapeKey, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[ShapeKey, torch.Tensor] = {}
         self._inputs: dict[ShapeKey, tuple[torch.Tensor, ...]] = {}
@@ -65,21 +70,25 @@ class FullBackend(GraphBackend):
         if self._pool is None:
             raise RuntimeError("capture_one() outside capture_session()")
         started = time.perf_counter()
+        live_bytes = 0
         for _ in range(WARMUPS):
             torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            live_bytes = torch.cuda.memory_allocated()
             forward()
+            live_bytes = torch.cuda.max_memory_allocated() - live_bytes
             if post_warmup_hook is not None:
                 post_warmup_hook()
         torch.cuda.synchronize()
         warmed = time.perf_counter()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        output = self._record(graph, forward)
+        output = self._record(graph, forward, first_block_bytes=0 if self._graphs else live_bytes)
         recorded = time.perf_counter()
         graph.instantiate()
         torch.cuda.synchronize()
         instantiated = time.perf_counter()
         self._graphs[key] = graph
-        self._outputs[key] = output
+        self._outputs[key] = alias(output) if self._output == "shared" else output
         self._inputs[key] = tuple(capture_inputs)
         return CaptureTiming(
             warmup_s=warmed - started,
@@ -89,10 +98,15 @@ class FullBackend(GraphBackend):
             segments=1,
         )
 
-    def _record(self, graph: torch.cuda.CUDAGraph, forward: Forward) -> torch.Tensor:
+    def _record(self, graph: torch.cuda.CUDAGraph, forward: Forward, first_block_bytes: int) -> torch.Tensor:
         # torch.cuda.graph() would synchronise, collect and empty caches at every size; the session did that once.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
+            if first_block_bytes:
+                # One block as large as the forward ever holds, given back at once: activations and output are then
+                # cut from it. Left alone, the pool grows by a segment for each and cannot join them later.
+                first_block = torch.empty(round_up(first_block_bytes, SEGMENT_BYTES), dtype=torch.uint8, device="cuda")
+                del first_block
             output = forward()
         except BaseException as error:
             with contextlib.suppress(RuntimeError):
@@ -129,6 +143,10 @@ class FullBackend(GraphBackend):
         self._outputs.clear()
         self._inputs.clear()
         self._pool = None
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def first_line(error: BaseException) -> str:

@@ -30,7 +30,9 @@ from graphtune.worker.graphs.tape_recorder import (
     Recording,
     Ref,
     at_address,
+    describe,
     first_line,
+    view_of,
 )
 
 
@@ -138,16 +140,19 @@ def write_out(entries: Sequence[Entry], pool: BytePool) -> tuple[Callable[[], No
         return "; ".join([f"x = {call}", *copies, "x = None"]) if copies else call
 
     name = f"<tape {id(entries):x}>"
-    body = [line(entry) for entry in entries] or ["pass"]
+    # Replays run in inference mode, where inference tensors skip what autograd would want to know of each operation.
+    with torch.inference_mode():
+        body = [line(entry) for entry in entries] or ["pass"]
     source = "\n    ".join(["def run():", *body])
     exec(compile(source, name, "exec"), values)
     return values["run"], name
 
 
 def tensors_of(value: Any, pool: BytePool) -> Any:
-    """Descriptions, alone or in lists, as tensors over the pool's segments; anything else as it is."""
+    """Descriptions, alone or in lists, as tensors over the memory they describe; anything else as it is."""
     if isinstance(value, Outside):
-        return value.tensor
+        tensor = value.tensor
+        return view_of(tensor.untyped_storage(), int(tensor.storage_offset()), describe(tensor))
     if isinstance(value, (list, tuple)):
         return type(value)(tensors_of(item, pool) for item in value)
     return at_address(value, pool) if isinstance(value, Ref) else value

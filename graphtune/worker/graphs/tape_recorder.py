@@ -116,8 +116,9 @@ class Recorder(TorchDispatchMode):
         storage, ref = output.untyped_storage(), describe(output)
         if self._in_pool(output):
             # On the block's own storage it holds the block; over the segment it does not. Neither has a history.
-            offset = int(output.storage_offset())
-            output = view_of(storage, offset, ref) if hold_output else at_address(ref, self._pool)
+            with torch.inference_mode(False), torch.no_grad():
+                offset = int(output.storage_offset())
+                output = view_of(storage, offset, ref) if hold_output else at_address(ref, self._pool)
         outside = tuple(self._outside.values())
         return Recording(tuple(self._entries), output, storage.data_ptr(), outside, tuple(self._made), self._pool)
 
@@ -355,19 +356,17 @@ def describe(tensor: torch.Tensor) -> Ref:
 def at_address(ref: Ref, pool: BytePool) -> torch.Tensor:
     """The tensor that a Ref describes, over its segment: it keeps the segment's memory, and no block from reuse."""
     segment = pool.segment_at(ref.address)
-    with torch.inference_mode(False), torch.no_grad():
-        if segment is None:
-            return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype)
-        storage = torch.from_numpy(segment.memory).untyped_storage()
-        return view_of(storage, (ref.address - segment.address) // ref.dtype.itemsize, ref)
+    if segment is None:
+        return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype)
+    storage = torch.from_numpy(segment.memory).untyped_storage()
+    return view_of(storage, (ref.address - segment.address) // ref.dtype.itemsize, ref)
 
 
 def view_of(storage: torch.UntypedStorage, offset: int, ref: Ref) -> torch.Tensor:
     """A tensor that looks like ``ref`` at element ``offset`` of a storage, with no history and no base."""
-    with torch.inference_mode(False), torch.no_grad():
-        tensor = torch.empty(0, dtype=ref.dtype).set_(storage, offset, ref.size, ref.stride)
-        tensor = torch._conj(tensor) if ref.conjugated else tensor
-        return torch._neg_view(tensor) if ref.negated else tensor
+    tensor = torch.empty(0, dtype=ref.dtype).set_(storage, offset, ref.size, ref.stride)
+    tensor = torch._conj(tensor) if ref.conjugated else tensor
+    return torch._neg_view(tensor) if ref.negated else tensor
 
 
 def first_line(error: BaseException) -> str:

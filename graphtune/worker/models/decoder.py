@@ -34,9 +34,11 @@ class _Layer(NamedTuple):
     next_norm: torch.Tensor
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """(n, in) @ (in, out) + bias, straight to the product: F.linear would transpose and dispatch once more."""
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+    return torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
 
 
 class Decoder:
@@ -142,9 +144,15 @@ class Decoder:
                 head_norm(q, layer.q_norm, eps)
                 head_norm(k, layer.k_norm, eps)
             rope(q, k, rotation)
-            hidden = _linear(attend(index, q, k, v), layer.o, layer.o_bias)
+            attended = attend(index, q, k, v)
+            # What is dead is let go and what is written again is written in place: a graph pool holds the peak of this.
+            del qkv, q, k, v
+            _linear(attended, layer.o, layer.o_bias, out=hidden)
+            del attended
             hidden = add_norm(hidden, residual, layer.post_norm, eps)
-            hidden = _linear(silu_mul(_linear(hidden, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+            inner = silu_mul(_linear(hidden, layer.gate_up, layer.gate_up_bias))
+            _linear(inner, layer.down, layer.down_bias, out=hidden)
+            del inner
             hidden = add_norm(hidden, residual, layer.next_norm, eps)
         if logits_rows is not None:
             hidden = hidden.index_select(0, logits_rows)

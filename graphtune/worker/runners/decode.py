@@ -106,7 +106,6 @@ class GraphDecode:
         self.list = capture_list
         self.sizes: tuple[int, ...] = ()
         self.admitted: Counter[str] = Counter()
-        self.shared_output: torch.Tensor | None = None
         self._addresses: AddressBook | None = None
         self._weights: AddressBook | None = None
         self._batch: DecodeBatch | None = None
@@ -122,7 +121,7 @@ class GraphDecode:
             for size in order:
                 yield size, self._capture_size(size)
         self.eager.buffers.reset()
-        self._addresses = AddressBook(self.owners())
+        self._addresses = AddressBook(self.eager.owners())
         self._weights = AddressBook(self.eager.model.named_tensors())
 
     def _capture_size(self, size: int) -> CaptureTiming | CaptureFailure:
@@ -133,34 +132,14 @@ class GraphDecode:
         started = time.perf_counter()
         eager.attention.bind(size, per_size=self.list.workspace == "per_size")
         eager.attention.plan(batch, graph_size=size)
-        output = self._output_rows(size)
         prepared_s = time.perf_counter() - started
-
-        def forward() -> torch.Tensor:
-            logits = eager.forward(batch)
-            if output is None:
-                return logits
-            output.copy_(logits)
-            return output
-
         try:
-            timing = self.backend.capture_one(ShapeKey(size), forward)
+            timing = self.backend.capture_one(ShapeKey(size), lambda: eager.forward(batch))
         except CaptureError as error:
             return CaptureFailure(size, str(error))
         self.sizes = tuple(sorted((*self.sizes, size)))
         # Making what the size needs is paid at start-up too, and belongs to what comes before recording.
         return replace(timing, warmup_s=timing.warmup_s + prepared_s)
-
-    def _output_rows(self, size: int) -> torch.Tensor | None:
-        """Rows of the one shared output buffer, made at the list's largest size before the first capture."""
-        if self.list.output == "per_size":
-            return None
-        if self.shared_output is None:
-            model = self.eager.model
-            self.shared_output = torch.empty(
-                (max(self.list.sizes), model.config.vocab_size), dtype=model.dtype, device=self.eager.cache.pool.device
-            )
-        return self.shared_output[:size]
 
     def admit(self, live: LiveBatch) -> Admission:
         """Whether this batch may be replayed; needs only host data, so it can be asked before the batch exists."""
@@ -185,7 +164,7 @@ class GraphDecode:
 
     def launch(self) -> torch.Tensor:
         assert self._batch is not None and self._addresses is not None, "capture() and fill() come before launch()"
-        self._addresses.check(self.owners())
+        self._addresses.check(self.eager.owners())
         return self.backend.replay(ShapeKey(self._batch.padded_size))[: self._batch.raw_size]
 
     def run(self, live: LiveBatch) -> torch.Tensor:
@@ -206,11 +185,6 @@ class GraphDecode:
         assert self._batch is not None, "fill() and plan() come first"
         return self.eager.forward(self._batch)[: self._batch.raw_size]
 
-    def owners(self) -> Mapping[str, torch.Tensor]:
-        """Named addresses that the graphs read, weights and pool apart."""
-        shared = {} if self.shared_output is None else {"output": self.shared_output}
-        return {**self.eager.owners(), **shared}
-
     def check_weights(self) -> None:
         """The address check over the weights, which are too many for every replay."""
         assert self._weights is not None, "capture() comes first"
@@ -220,7 +194,6 @@ class GraphDecode:
         """Drop graphs, pool, outputs and per-size workspaces."""
         self.backend.cleanup()
         self.eager.attention.unbind()
-        self.shared_output = None
         self.sizes = ()
         self._batch = None
         self._addresses = self._weights = None

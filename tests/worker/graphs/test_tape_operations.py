@@ -111,3 +111,16 @@ def test_every_entry_matters(name: str) -> None:
         if seen == expected:
             unseen.append(str(recording.entries[left_out].origin))
     assert unseen == []
+
+
+def test_weights_that_require_grad() -> None:
+    """Autograd's saved tensors would hold pool bytes; the tape's output carries no history."""
+    weight = torch.nn.Parameter(torch.eye(6) * 2)
+    x = torch.ones(4, 6)
+    pool = BytePool()
+    tape = Tape(record(lambda: torch.nn.functional.silu(x @ weight.t()).relu(), pool))
+    assert tape.output.grad_fn is None
+    assert pool.in_use() == 128
+    x.fill_(0.5)
+    assert torch.equal(tape.replay(), torch.nn.functional.silu(x @ weight.t()).relu())
+    assert [outside.tensor.data_ptr() for outside in tape.externals] == [x.data_ptr(), weight.data_ptr()]

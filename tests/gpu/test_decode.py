@@ -1,0 +1,122 @@
+"""Decode on the GPU with FlashInfer: the gate, a plan that is not renewed, a capture that fails, memory of a list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from graphtune.results import CaptureList
+from graphtune.worker.engine import Engine, build
+from graphtune.worker.gate import check_list, relative_error
+from graphtune.worker.graphs.shape_key import ShapeKey
+from graphtune.worker.runners.decode import CaptureFailure, GraphDecode
+from graphtune.worker.runners.series import BatchSeries, make_batches
+from tests.worker import tiny
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda", 0)
+CONFIG = {
+    **tiny.CONFIG,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "num_hidden_layers": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture(params=["tensor cores", "cuda cores"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    config = CONFIG if request.param == "tensor cores" else {**CONFIG, "num_key_value_heads": 4}
+    cell = replace(tiny.cell(), model_config=config, dtype="bfloat16", attention="flashinfer", kv_tokens=64 * 1200)
+    cell = replace(cell, lists=(tiny.capture_list(1, 2, 4, 8, 16, 32),))
+    torch.cuda.set_stream(torch.cuda.Stream())
+    with torch.inference_mode():
+        made = build(cell, DEVICE, lambda stage: None)
+        made.eager.warm_up(cell.lists[0].sizes)
+    return made
+
+
+def captured(engine: Engine, capture_list: CaptureList) -> GraphDecode:
+    runner = GraphDecode(engine.eager, engine.make_backend(capture_list.output), capture_list)
+    with torch.inference_mode():
+        outcomes = list(runner.capture())
+    assert not any(isinstance(outcome, CaptureFailure) for _, outcome in outcomes)
+    return runner
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"order": "ascending"}, {"output": "per_size", "workspace": "per_size"}], ids=str
+)
+def test_the_gate_is_green_bit_for_bit_at_the_padded_size(engine: Engine, settings: dict[str, str]) -> None:
+    runner = captured(engine, tiny.capture_list(1, 2, 4, 8, 16, 32, **settings))
+    with torch.inference_mode():
+        checks = check_list(runner, seed=1)
+    assert len(checks) == 6
+    for check in checks:
+        assert check.passed and check.equal_at_padded and check.kv_untouched, check
+    runner.tear_down()
+
+
+def test_without_a_new_plan_only_the_size_captured_last_is_right(engine: Engine) -> None:
+    """Why FlashInfer's plan runs before each replay: sizes share one integer workspace, which holds one plan."""
+    runner = captured(engine, tiny.capture_list(8, 32))
+    with torch.inference_mode():
+        lengths = np.full((1, 32), 40, dtype=np.int32)
+        rows = engine.table.admit(lengths[0].tolist())
+        (wide,) = make_batches(engine.table, rows=rows, lengths=lengths, vocab_size=32000, seed=1)
+        right = runner.run(wide).clone()
+        runner.fill(wide)
+        runner.plan()
+        # The same lengths planned for another size: legal values, and the wrong plan for this graph.
+        engine.attention.plan(engine.eager.buffers.batch(8, 8), graph_size=8)
+        stale = runner.backend.replay(ShapeKey(32)).clone()
+        torch.cuda.synchronize()
+        assert relative_error(stale, right) > 1e-2
+        assert torch.equal(runner.run(wide), right)
+
+
+def test_a_size_that_cannot_be_recorded_is_named_and_the_others_work(engine: Engine) -> None:
+    runner = GraphDecode(engine.eager, engine.make_backend(), tiny.capture_list(2, 4, 8))
+    forward = engine.eager.forward
+
+    def reads_the_host(batch):  # type: ignore[no-untyped-def]
+        logits = forward(batch)
+        return logits * float(logits.sum().item()) if batch.padded_size == 4 else logits
+
+    engine.eager.forward = reads_the_host  # type: ignore[method-assign]
+    with torch.inference_mode():
+        outcomes = dict(runner.capture())
+        failure = outcomes[4]
+        assert isinstance(failure, CaptureFailure) and "test_decode.py" in failure.reason, failure
+        assert runner.sizes == (2, 8)
+        engine.eager.forward = forward  # type: ignore[method-assign]
+        assert all(check.passed for check in check_list(runner, seed=1))
+
+
+def test_sharing_and_order_decide_the_pool(engine: Engine) -> None:
+    def pool_bytes(**settings: str) -> int:
+        runner = captured(engine, tiny.capture_list(*range(64, 513, 64), **settings))
+        size = runner.backend.pool_bytes()
+        runner.tear_down()
+        torch.cuda.empty_cache()
+        return size
+
+    largest = 512 * 32000 * 2
+    engine.eager.buffers = type(engine.eager.buffers)(engine.eager.buffers.slots, 513, DEVICE)
+    shared = pool_bytes()
+    assert largest <= shared < 1.4 * largest
+    assert pool_bytes(output="per_size") > 3 * largest
+
+
+def test_a_series_steps_through_its_lengths_and_keeps_its_mean(engine: Engine) -> None:
+    series = BatchSeries(engine.table, size=4, context=100, vocab_size=32000, seed=1)
+    lengths = [int(series.next().seq_lens_host[0]) for _ in range(32)]
+    assert lengths[:16] == lengths[16:] == list(range(93, 109))
+    assert int(series.middle.seq_lens_host[0]) == 100
