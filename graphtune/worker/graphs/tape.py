@@ -4,7 +4,8 @@ The CPU's counterpart of a CUDA graph: frozen addresses and shapes, intermediate
 written outside that pool while recording. It checks the machinery around graphs; on a CPU it saves no time. Where it
 differs from a CUDA graph: operations within the pool do run while recording (their results are destroyed afterwards);
 a failed recording returns its memory once its traceback is gone; tensors from outside are kept alive; operations on
-other threads are not seen, nor are pickling and raw pointers; ``Tensor.to("cpu")`` costs nothing here and is let pass.
+other threads are not seen, nor are pickling and raw pointers; ``Tensor.to("cpu")`` costs nothing here and is let pass;
+modules of torch that leave their fused path under a function mode (``nn.TransformerEncoderLayer``) are recorded so.
 """
 
 from __future__ import annotations
