@@ -46,7 +46,7 @@ class PlainProgress:
     def stage(self, name: str, done: int | None, total: int | None) -> None:
         if name != self._stage:
             self._stage = name
-            self.say(f"{self._label}   {name}" + (f" ({total})" if total else ""))
+            self.say(f"{self._label}   {name}" + (f" ({total})" if total and total > 1 else ""))
 
     def cell_ended(self, status: str, seconds: float, left_s: float | None) -> None:
         left = f", about {format_duration_s(left_s)} left" if left_s else ""

@@ -22,3 +22,7 @@ def shipped_sweep() -> Path:
         where=str(places[0]),
         action="Install graphtune again, or name a sweep folder.",
     )
+
+
+if __name__ == "__main__":
+    print(shipped_sweep())

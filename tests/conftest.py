@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,12 @@ def deselection_reasons(asked_for: str) -> dict[str, str]:
         reasons["field_data"] = f"{FIELD_DATA} is not set"
     elif not Path(folder).is_dir():
         reasons["field_data"] = f"{FIELD_DATA}={folder} is not a folder"
-    if "browser" not in asked_for:
+    if not re.search(r"(?<!not )\bbrowser\b", asked_for):
         reasons["browser"] = "run them with -m browser"
     return reasons
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is applied, which names nothing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reasons = deselection_reasons(config.getoption("-m") or "")
     if any(item.get_closest_marker("gpu") for item in items) and not has_cuda():
