@@ -34,6 +34,14 @@ class Spec:
 
 
 @dataclass(frozen=True)
+class Rejected:
+    """A flag that the parser refuses by name, and the flag that now says the same, if one does."""
+
+    reason: str
+    instead: str | None = None
+
+
+@dataclass(frozen=True)
 class Given:
     """A value and where it was written."""
 
@@ -43,11 +51,14 @@ class Given:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something the engine refuses or crashes on: where, what, and what is accepted instead."""
+    """Something the engine refuses or crashes on: where, what, and what is accepted instead. ``mend`` is the option
+    (name and values) to write instead of ``option``, where that is plain."""
 
     where: str
     message: str
     accepted: str | None = None
+    option: str | None = None
+    mend: tuple[str, ...] = ()
 
 
 @dataclass
@@ -73,7 +84,7 @@ class Reading:
 def read_options(
     options: Iterable[Option],
     table: Mapping[str, Spec],
-    rejected: Mapping[str, str],
+    rejected: Mapping[str, Rejected],
     suffixes: Mapping[str, float],
     reading: Reading | None = None,
 ) -> Reading:
@@ -81,7 +92,11 @@ def read_options(
     reading = reading or Reading()
     for option in options:
         if option.name in rejected:
-            reading.refuse(option.where, f"{option.name} is not accepted: {rejected[option.name]}")
+            reason, instead = rejected[option.name].reason, rejected[option.name].instead
+            mend = (instead, *option.values) if instead else ()
+            reading.refusals.append(
+                Refusal(option.where, f"{option.name} is not accepted: {reason}", None, option.name, mend)
+            )
             continue
         spec = table.get(option.name)
         if spec is None:
@@ -99,9 +114,19 @@ def _read_one(option: Option, spec: Spec, suffixes: Mapping[str, float], reading
         value = _value(option, spec, suffixes)
     except ValueError as error:
         detail = f" ({error})" if str(error) else ""
-        reading.refuse(option.where, f"{option.name} {shown}".rstrip() + f" cannot be read{detail}", accepted)
+        message = f"{option.name} {shown}".rstrip() + f" cannot be read{detail}"
+        mend = _numbers_in(option) if spec.kind == "ints" else ()
+        reading.refusals.append(Refusal(option.where, message, accepted, option.name, mend))
         return
     reading.values[name] = Given(value, option.where)
+
+
+def _numbers_in(option: Option) -> tuple[str, ...]:
+    """The option with the whole numbers of a list that was written with commas, brackets or quotes."""
+    words = re.split(r"[\s,\[\]'\"]+", " ".join(option.values))
+    numbers = [word for word in words if word]
+    good = numbers and all(re.fullmatch(r"\d{1,18}", word, re.ASCII) and int(word) > 0 for word in numbers)
+    return (option.name, *numbers) if good else ()
 
 
 def _value(option: Option, spec: Spec, suffixes: Mapping[str, float]) -> Any:

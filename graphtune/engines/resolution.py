@@ -84,7 +84,8 @@ class Note:
 
 @dataclass(frozen=True)
 class Resolution:
-    """Everything lint looks at. ``assumptions`` are facts that the launch did not tell."""
+    """Everything lint looks at. ``assumptions`` are facts that the launch did not tell. ``parsed`` is False when the
+    engine's parser already stops, so that the rest describes a launch that never happens."""
 
     phases: tuple[PhaseRun, ...] = ()
     modes: tuple[ModeRun, ...] = ()
@@ -92,3 +93,4 @@ class Resolution:
     risks: tuple[Note, ...] = ()
     assumptions: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    parsed: bool = True

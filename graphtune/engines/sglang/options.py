@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from graphtune.engines.base import Serving
 from graphtune.engines.launch import Launch
-from graphtune.engines.options import Reading, Spec, read_options
+from graphtune.engines.options import Reading, Rejected, Spec, read_options
 from graphtune.engines.sglang.downgrades import Facts
 from graphtune.engines.sglang.rules import Layout
 from graphtune.errors import InputError
@@ -79,15 +79,16 @@ TABLE: dict[str, Spec] = {
     "--disaggregation-mode": Spec("text", choices=("null", "prefill", "decode")),
 }
 
-_NO_LONGER = "the flag is gone; use {} or --cuda-graph-config"
-REJECTED: dict[str, str] = {
-    "--cuda-graph-max-bs": "it is the start of two flags; write --cuda-graph-max-bs-decode or -prefill",
-    "--cuda-graph-bs": "it is the start of two flags; write --cuda-graph-bs-decode or -prefill",
-    "--disable-piecewise-cuda-graph": _NO_LONGER.format("--disable-prefill-cuda-graph"),
-    "--enable-piecewise-cuda-graph": _NO_LONGER.format("--cuda-graph-backend-prefill"),
-    "--piecewise-cuda-graph-max-tokens": _NO_LONGER.format("--cuda-graph-max-bs-prefill"),
-    "--piecewise-cuda-graph-tokens": _NO_LONGER.format("--cuda-graph-bs-prefill"),
-    "--enable-breakable-cuda-graph": _NO_LONGER.format("--cuda-graph-backend-prefill breakable"),
+_TWO = "it is the start of two flags, one per phase"
+_GONE = "the flag is gone"
+REJECTED: dict[str, Rejected] = {
+    "--cuda-graph-max-bs": Rejected(_TWO, "--cuda-graph-max-bs-decode"),
+    "--cuda-graph-bs": Rejected(_TWO, "--cuda-graph-bs-decode"),
+    "--disable-piecewise-cuda-graph": Rejected(_GONE, "--disable-prefill-cuda-graph"),
+    "--enable-piecewise-cuda-graph": Rejected(f"{_GONE}; use --cuda-graph-backend-prefill"),
+    "--piecewise-cuda-graph-max-tokens": Rejected(_GONE, "--cuda-graph-max-bs-prefill"),
+    "--piecewise-cuda-graph-tokens": Rejected(_GONE, "--cuda-graph-bs-prefill"),
+    "--enable-breakable-cuda-graph": Rejected(f"{_GONE}; use --cuda-graph-backend-prefill breakable"),
 }
 
 _PHASE_FLAGS: dict[str, tuple[str, str]] = {

@@ -16,6 +16,7 @@ PREFILL_CAP = 2.0
 
 def resolve(settings: Settings, reading: Reading, device: DeviceFacts) -> Resolution:
     """Everything lint looks at for one launch on one device."""
+    parsed = not reading.refusals
     config = downgrade(settings.config, settings.facts, RULES)
     if config.refused is not None:
         reading.refuse("--enable-memory-saver", config.refused, "prefill backend full or disabled")
@@ -36,6 +37,7 @@ def resolve(settings: Settings, reading: Reading, device: DeviceFacts) -> Resolu
         risks=risks(settings),
         assumptions=assumptions(settings, device),
         unread=tuple(reading.unread),
+        parsed=parsed,
     )
 
 

@@ -13,6 +13,7 @@ LIST = "cuda_graph_config.batch_sizes"
 
 def resolve(settings: Settings, reading: Reading, *, older: bool) -> Resolution:
     """Everything lint looks at for one launch."""
+    parsed = not reading.refusals
     listed = rules.configured_decode(settings.sizes, settings.largest, padding=settings.padding, powers_above_128=older)
     where = settings.where.get(LIST, "cuda_graph_config")
     if settings.graphs and listed.error is not None:
@@ -32,6 +33,7 @@ def resolve(settings: Settings, reading: Reading, *, older: bool) -> Resolution:
         risks=risks(settings),
         assumptions=assumptions(settings),
         unread=tuple(reading.unread),
+        parsed=parsed,
     )
 
 

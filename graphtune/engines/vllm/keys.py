@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphtune.engines.options import Spec
+from graphtune.engines.options import Rejected, Spec
 
 SUFFIXES: dict[str, float] = {
     "k": 1000,
@@ -46,9 +46,9 @@ TABLE: dict[str, Spec] = {
     "--runner": _TEXT,
     "--cudagraph-metrics": _SWITCH,
 }
-REJECTED: dict[str, str] = {
-    "--cuda-graph-sizes": "the flag is unknown; use --cudagraph-capture-sizes",
-    "--num-scheduler-steps": "the flag is gone",
+REJECTED: dict[str, Rejected] = {
+    "--cuda-graph-sizes": Rejected("the flag is unknown", "--cudagraph-capture-sizes"),
+    "--max-seq-len-to-capture": Rejected("the flag is gone; graphs are sized in tokens of a step"),
 }
 COMPILATION_KEYS = frozenset(
     {

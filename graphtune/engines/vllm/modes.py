@@ -100,7 +100,9 @@ def resolve_by_support(asked: Mode, support: Support, *, piecewise: bool, width:
             break
         tokens = f" and a decode request has {width} tokens" if width > 1 else ""
         mixed = " for batches that mix prefill and decode" if asked == "FULL" else ""
+        better = "ALWAYS" if asked == "FULL" and runs != "PIECEWISE" else "UNIFORM_BATCH"
         reason = f"attention supports full graphs only at {support}{mixed}{tokens}"
+        reason += f"; an attention backend that declares {better} keeps it"
         return Resolution(asked, runs, (Change(asked, runs, reason),))
     return Resolution(asked, asked)
 

@@ -16,6 +16,7 @@ RUNNERS: tuple[rules.Runner, ...] = ("V1", "V2")
 
 def resolve(settings: Settings, reading: Reading, device: DeviceFacts) -> Resolution:
     """Everything lint looks at for one launch on one device. What differs between the runners is given for both."""
+    parsed = not reading.refusals
     of = lists.limits(device, settings.serving)
     mode = resolved_mode(settings, device)
     if mode.error is not None:
@@ -45,6 +46,7 @@ def resolve(settings: Settings, reading: Reading, device: DeviceFacts) -> Resolu
         risks=risks(settings),
         assumptions=assumptions(settings, device, of),
         unread=tuple(reading.unread),
+        parsed=parsed,
     )
 
 
