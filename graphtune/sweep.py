@@ -45,13 +45,16 @@ RESUME = "Free some space; the same command resumes."
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How to go about it: start anew, run failed cells again, stop starting cells after so many seconds."""
+    """How to go about it: start anew, run failed cells again, start no cell that would end after so many seconds.
+
+    ``worker`` is the command of another worker than graphtune's.
+    """
 
     fresh: bool = False
     retry_failed: bool = False
     time_budget_s: float | None = None
     cell_timeout_s: float = 1800.0
-    worker: Sequence[str] = WORKER
+    worker: Sequence[str] | None = None
 
 
 @dataclass
@@ -250,7 +253,7 @@ class _Sweep:
             write_atomically(cell_file, encode_cell(cell))
             log_file.unlink(missing_ok=True)
             ending = run_worker(
-                (*self.options.worker, "--device", self.device.kind),
+                (*(self.options.worker or WORKER), "--device", self.device.kind),
                 cell_file,
                 result_file,
                 log_file,
