@@ -203,6 +203,14 @@ class CaptureError:
 
 
 @dataclass(frozen=True)
+class CodeLine:
+    """A line of code in a traceback that reads the device from the host, such as ``.item()``; only that is kept."""
+
+    rank: str
+    operation: str
+
+
+@dataclass(frozen=True)
 class PrefillGraphsOff:
     """The engine disabled prefill graphs at start-up, and why."""
 
@@ -228,5 +236,6 @@ Event = (
     | ListChange
     | OutOfMemory
     | CaptureError
+    | CodeLine
     | PrefillGraphsOff
 )

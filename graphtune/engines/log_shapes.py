@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphtune.engines import log_fields
-from graphtune.engines.events import CaptureError, Event, OutOfMemory
+from graphtune.engines.events import CaptureError, CodeLine, Event, OutOfMemory
 from graphtune.engines.log_lines import rank, stamp
 
 # A message whose kind is known and whose fields are broken off: it is counted, nothing is guessed from it.
@@ -43,8 +43,8 @@ _OPERATION = re.compile(
     r"|AssertionError: capture_bs=\[[\d, -]{0,200}\]"
     r"|No valid cudagraph sizes after rounding to multiple of \d+"
     r"|Offset increment outside graph capture"
-    r"|\.(?:item|tolist|cpu|numpy|nonzero|synchronize)\(\)"
 )
+_HOST_READ = re.compile(r"^\s.*?(\.(?:item|tolist|cpu|numpy|nonzero)\(\)|torch\.cuda\.synchronize\(\))")
 
 
 def prefix(text: str, at: int) -> tuple[str | None, str]:
@@ -78,6 +78,14 @@ def capture_error(text: str, at: int) -> Found:
     return CaptureError(when, who, found[0])
 
 
+def code_line(text: str, at: int) -> Found:
+    """A line of code in a traceback, which is indented, that waits for the device."""
+    found = _HOST_READ.match(text)
+    return CodeLine(rank(text[: min(at, 80)]), found[1]) if found else None
+
+
+_HOST_READS = (b".item()", b".tolist()", b".cpu()", b".numpy()", b".nonzero()", b"torch.cuda.synchronize()")
+
 COMMON: tuple[Shape, ...] = (
     Shape(b"out of memory", out_of_memory),
     Shape(b"stream is capturing", capture_error),
@@ -87,4 +95,5 @@ COMMON: tuple[Shape, ...] = (
     Shape(b"during CUDA graph capture", capture_error),
     Shape(b"capture_bs=", capture_error),
     Shape(b"No valid cudagraph sizes", capture_error),
+    *(Shape(anchor, code_line) for anchor in _HOST_READS),
 )

@@ -125,8 +125,10 @@ def _numbers_in(option: Option) -> tuple[str, ...]:
     """The option with the whole numbers of a list that was written with commas, brackets or quotes."""
     words = re.split(r"[\s,\[\]'\"]+", " ".join(option.values))
     numbers = [word for word in words if word]
-    good = numbers and all(re.fullmatch(r"\d{1,18}", word, re.ASCII) and int(word) > 0 for word in numbers)
-    return (option.name, *numbers) if good else ()
+    if not all(re.fullmatch(r"\d{1,18}", word, re.ASCII) for word in numbers):
+        return ()
+    sizes = sorted({int(word) for word in numbers} - {0})
+    return (option.name, *(str(size) for size in sizes)) if sizes else ()
 
 
 def _value(option: Option, spec: Spec, suffixes: Mapping[str, float]) -> Any:
@@ -155,9 +157,11 @@ def _value(option: Option, spec: Spec, suffixes: Mapping[str, float]) -> Any:
 def _whole_numbers(option: Option) -> tuple[int, ...]:
     """A list of sizes. A YAML list keeps its types: a text among numbers is refused though it looks like one."""
     if isinstance(option.raw, tuple):
-        for item in option.raw:
-            if isinstance(item, bool) or not isinstance(item, int):
-                raise ValueError(f"{item!r} is not a whole number")
+        wrong = [repr(item) for item in option.raw if isinstance(item, bool) or not isinstance(item, int)]
+        small = [str(item) for item in option.raw if isinstance(item, int) and item < 1]
+        if wrong:
+            also = f", and {', '.join(small)} is below 1" if small else ""
+            raise ValueError(f"{', '.join(wrong)} is not a whole number{also}")
     return tuple(whole_number(text) for text in option.values)
 
 

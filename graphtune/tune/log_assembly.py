@@ -54,6 +54,7 @@ class BootAssembly:
         self.same_second: dict[str, bool] = {}
         self.split_seconds = 0
         self.prefill_off: str | None = None
+        self.host_read: str | None = None
 
     def add(self, event: ev.Event) -> None:
         """Take one event in."""
@@ -125,6 +126,8 @@ class BootAssembly:
                 self._list_change(event)
             case ev.OutOfMemory() | ev.CaptureError():
                 self._failure(event)
+            case ev.CodeLine():
+                self.host_read = event.operation
             case ev.PrefillGraphsOff():
                 self.prefill_off = event.reason
 
@@ -210,12 +213,12 @@ class BootAssembly:
         size = progress.size if progress else None
         unit = progress.unit if progress and progress.size is not None else None
         if isinstance(event, ev.CaptureError):
-            failure = Failure("capture", event.rank, event.at, event.operation, size, unit)
+            operation = event.operation if self.host_read is None else f"{self.host_read} ({event.operation})"
+            failure = Failure("capture", event.rank, event.at, operation, size, unit)
         else:
             asked, free = event.asked_bytes, event.free_bytes
             failure = Failure("memory", event.rank, event.at, None, size, unit, asked, free)
-        known = {(f.kind, f.rank, f.operation, f.asked_bytes) for f in self.failures}
-        if (failure.kind, failure.rank, failure.operation, failure.asked_bytes) in known:
+        if any(_same_failure(known, failure) for known in self.failures):
             return
         self.failures.append(failure)
 
@@ -342,3 +345,9 @@ def decode_top(captures: Iterable[CaptureRecord], settings: dict[str, Any]) -> i
     if ROUTINES.get(mode, ("FULL", "FULL"))[0] == "NONE":
         return 0
     return max(whole[-1].sizes or (0,)) // (1 + int(settings.get("spec_tokens", 0)))
+
+
+def _same_failure(known: Failure, new: Failure) -> bool:
+    """A failure is printed several times: by the operation, in a traceback, by the server, with a rank or without."""
+    alike = (known.kind, known.operation, known.asked_bytes) == (new.kind, new.operation, new.asked_bytes)
+    return alike and (known.rank == new.rank or not known.rank or not new.rank)

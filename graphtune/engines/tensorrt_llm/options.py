@@ -154,10 +154,14 @@ def _sizes(launch: Launch, path: tuple[str, ...], reading: Reading, setting: Any
     if not isinstance(value, list | tuple):
         reading.refuse(launch.where(path), f"{path[-1]} is {value!r}", "a list of whole numbers")
         return None
-    for index, size in enumerate(value):
-        if isinstance(size, bool) or not isinstance(size, int):
-            reading.refuse(launch.where((*path, index)), f"{size!r} is not a whole number", "whole numbers")
-            return None
+    wrong = [index for index, size in enumerate(value) if isinstance(size, bool) or not isinstance(size, int)]
+    for index in wrong:
+        reading.refuse(launch.where((*path, index)), f"{value[index]!r} is not a whole number", "whole numbers")
+    if wrong:
+        for index, size in enumerate(value):
+            if index not in wrong and size < 1:
+                reading.refuse(launch.where((*path, index)), f"size {size} is not checked by the engine", "at least 1")
+        return None
     return tuple(value)
 
 
