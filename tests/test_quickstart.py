@@ -1,0 +1,93 @@
+"""The quickstart sweep for real: worker, capture, gate and step times on this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from graphtune.store import Sweep, read_sweep, tidy_frame
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def command(out: Path) -> list[str]:
+    recipe = ROOT / "recipes" / "quickstart.yaml"
+    return [sys.executable, "-m", "graphtune", "sweep", str(recipe), "--device", "cpu", "--out", str(out)]
+
+
+def running_worker(parent: int) -> int | None:
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    pids = children.read_text().split() if children.exists() else []
+    for pid in map(int, pids):
+        if b"graphtune.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return None
+
+
+def has_ended(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A sweep whose first attempt is killed while its worker loads torch, and which is then run to its end."""
+    out = tmp_path_factory.mktemp("quickstart") / "cpu"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(command(out), env=environment, stderr=subprocess.PIPE, text=True)
+    assert first.stderr is not None
+    for line in first.stderr:
+        if "import_torch" in line:
+            break
+    worker = running_worker(first.pid)
+    first.kill()
+    first.wait()
+    assert worker is not None
+    end = time.monotonic() + 10
+    while not has_ended(worker) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert has_ended(worker)
+    assert read_sweep(out).cells == ()
+    done = subprocess.run(command(out), env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return read_sweep(out)
+
+
+def test_every_cell_is_ok_and_every_size_passed_its_gate(swept: Sweep) -> None:
+    assert [(cell.status, cell.cell["purpose"]) for cell in swept.cells] == [("ok", "main"), ("ok", "control")]
+    lists = [captured for cell in swept.cells for captured in cell.captured_lists]
+    assert [captured.list.name for captured in lists] == ["dense", "sparse", "sparse"]
+    assert all(captured.gate_green for captured in lists)
+    assert swept.finished_at is not None
+
+
+def test_every_step_was_timed_in_both_ways(swept: Sweep) -> None:
+    frame = tidy_frame(swept)
+    steps = {(row.raw_size, row.execution) for row in frame.itertuples()}
+    assert steps == {(size, execution) for size in (1, 2, 4, 8) for execution in ("graph", "eager")}
+    assert len(frame) == len(steps)
+    assert (frame["step_us_median"] > 0).all()
+    assert (frame["status"] == "ok").all()
+
+
+def test_the_results_say_that_this_was_a_cpu(swept: Sweep) -> None:
+    assert swept.device == "cpu"
+    for cell in swept.cells:
+        assert cell.environment is not None
+        assert (cell.environment.device, cell.environment.graph_mechanism) == ("cpu", "tape")
+
+
+def test_the_page_is_written_beside_the_results(swept: Sweep) -> None:
+    assert (swept.path / "report.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_nothing_of_this_machine_is_in_the_stored_files(swept: Sweep) -> None:
+    stored = (swept.path / "run.json").read_text() + (swept.path / "cells.jsonl").read_text()
+    assert str(swept.path) not in stored
+    assert str(ROOT) not in stored
+    assert str(Path.home()) + "/" not in stored
