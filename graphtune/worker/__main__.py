@@ -144,7 +144,10 @@ def _run(cell: Cell, device_name: str, progress: Progress) -> tuple[Status, str 
     device = _device(device_name)
     gpu = Gpu(device.index or 0) if device.type == "cuda" else None
     progress.ledger = ledger = Ledger(gpu)
-    if gpu is not None:
+    if gpu is None:
+        # Threads that wait for each other on a busy machine take a hundred times as long as one that does the work.
+        torch.set_num_threads(1)
+    else:
         torch.cuda.set_device(device)
         # Eager steps, captures and replays share one stream: see FullBackend.
         torch.cuda.set_stream(torch.cuda.Stream())

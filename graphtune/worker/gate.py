@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from graphtune.results import GateCheck
+from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.runners.buffers import LiveBatch, StaticBuffers
 from graphtune.worker.runners.decode import GraphDecode
 from graphtune.worker.runners.series import make_batches
@@ -82,6 +83,7 @@ def _check_size(
         untouched = bool(torch.equal(before[1:], after[1:]))
     finally:
         table.release(rows)
+    strays = runner.backend.strays(ShapeKey(size), {**eager.owners(), **eager.model.named_tensors()})
     tolerance = TOLERANCE_AT_RAW[cache.pool.dtype]
     reason = None
     if not finite:
@@ -92,6 +94,8 @@ def _check_size(
         reason = f"replay differs from eager at the raw size by {at_raw:.2e}, more than {tolerance:.0e}"
     elif not untouched:
         reason = "KV outside the written slots changed"
+    elif strays:
+        reason = f"the recording depends on memory that nobody keeps: {'; '.join(strays)}"
     check = GateCheck(
         size=size,
         raw_sizes=raws,

@@ -30,7 +30,7 @@ from graphtune.worker.memory import Ledger, device_bytes, in_torch, outside_torc
 from graphtune.worker.nvml import Gpu, PeakSampler
 from graphtune.worker.runners.decode import CaptureFailure, DecodeStep, GraphDecode
 from graphtune.worker.runners.series import BatchSeries
-from graphtune.worker.timing import Clock, settle, time_point
+from graphtune.worker.timing import Clock, time_point
 
 LEFTOVER_LIMIT_BYTES = 4 << 20
 
@@ -169,8 +169,6 @@ class Measurement:
 
     def _latency(self, runner: GraphDecode) -> None:
         clock = Clock(self.engine.device)
-        with _timed(self.seconds, "settle"):
-            self._settle(clock)
         total = sum(len(at.sizes) for at in self.cell.latency)
         done = 0
         for at in self.cell.latency:
@@ -179,19 +177,6 @@ class Measurement:
                     self._points(runner, clock, at, size)
                     done += 1
                     self.saved(f"latency at context {at.context_tokens}", done, total)
-
-    def _settle(self, clock: Clock) -> None:
-        """Run eager steps until two windows in a row agree on the host's time. After seconds of waiting for the device
-        a host runs at half its speed for a second or more (seen on the H200's machine), and an eager step is host
-        time."""
-        if not self.cell.latency or self.gpu is None:
-            return
-        at = self.cell.latency[0]
-        series = self._series(at.sizes[0], at.context_tokens)
-        try:
-            settle(self.engine.eager, series, clock)
-        finally:
-            series.close()
 
     def _points(self, runner: GraphDecode, clock: Clock, at: LatencyAt, size: int) -> None:
         series = self._series(size, at.context_tokens)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -17,6 +19,9 @@ from graphtune.worker.runners.series import BatchSeries
 STORED = 20
 STEPS_PER_SAMPLE = 2
 MAX_SAMPLES = 200
+MAX_REPEATS = 2
+SLOW = 1.25
+DELAY_CYCLES = 600_000  # 0.3 ms at 2 GHz, longer than launching a graph takes
 
 
 @dataclass
@@ -50,17 +55,63 @@ class Sampler:
         return Samples(tuple(round(us, 2) for us in self.us[::stride]), len(self.us), stop)
 
 
+class HostPace:
+    """Tells whether the host runs at the speed it has shown before.
+
+    On shared machines a host falls to half its speed for a second or more at a time (seen on the H200's machine:
+    eager steps of 5 and 9 ms in turn), and an eager step is host time. A fixed piece of Python is timed around every
+    reading; one that takes over SLOW times the fastest so far means that somebody else has the core.
+    """
+
+    def __init__(self, patience_s: float = 30.0) -> None:
+        self._patience_s = patience_s
+        self._fastest = math.inf
+        for _ in range(20):
+            self.slowdown()
+
+    def slowdown(self) -> float:
+        """Time of the fixed piece now over its fastest time so far."""
+        now = min(self._spin() for _ in range(3))
+        self._fastest = min(self._fastest, now)
+        return now / self._fastest
+
+    def wait(self) -> None:
+        """Return once the host is fast, or when this process has waited ``patience_s`` in all."""
+        while self._patience_s > 0 and self.slowdown() > SLOW:
+            began = time.perf_counter()
+            time.sleep(0.02)
+            self._patience_s -= time.perf_counter() - began
+
+    def worth_repeating(self) -> bool:
+        """True when the host was slowed down just now and there is patience left to try again."""
+        return self._patience_s > 0 and self.slowdown() > SLOW
+
+    @staticmethod
+    def _spin() -> float:
+        began = time.perf_counter()
+        total = 0
+        for i in range(4000):
+            total += i
+        return time.perf_counter() - began
+
+
 class Clock:
-    """Times one step on a device. On the CPU the device time is the wall time of the forward."""
+    """Times one step on a device. On the CPU the device time is the wall time of the forward.
+
+    ``delay``: a replay is one launch, so a short spin kernel goes before it and its events bracket device work alone;
+    without it they would count the launch's host time, which is part of ``host_us``. An eager forward is timed without
+    the delay: waiting for launches is what it does.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self.pace = HostPace(30.0 if self._cuda else 0.0)
         if self._cuda:
             self._start = torch.cuda.Event(enable_timing=True)
             self._end = torch.cuda.Event(enable_timing=True)
             self._output = (torch.cuda.Event(), torch.cuda.Event())
 
-    def alone(self, step: DecodeStep, series: BatchSeries) -> dict[str, float]:
+    def alone(self, step: DecodeStep, series: BatchSeries, *, delay: bool = True) -> dict[str, float]:
         """One step with the device idle before: gpu, host and the host's parts, in µs."""
         self._wait_idle()
         begin = time.perf_counter()
@@ -69,19 +120,22 @@ class Clock:
         step.plan()
         planned = time.perf_counter()
         if self._cuda:
+            if delay:
+                torch.cuda._sleep(DELAY_CYCLES)
             self._start.record()
+        launching = time.perf_counter()
         step.launch()
+        launched = time.perf_counter()
         if self._cuda:
             self._end.record()
-        launched = time.perf_counter()
         self._wait_idle()
-        device = self._start.elapsed_time(self._end) * 1e3 if self._cuda else (launched - planned) * 1e6
+        launch_us = (launched - launching) * 1e6
         return {
-            "gpu_us": device,
-            "host_us": (launched - begin) * 1e6,
+            "gpu_us": self._start.elapsed_time(self._end) * 1e3 if self._cuda else launch_us,
+            "host_us": (planned - begin) * 1e6 + launch_us,
             "fill_us": (filled - begin) * 1e6,
             "plan_us": (planned - filled) * 1e6,
-            "launch_us": (launched - planned) * 1e6,
+            "launch_us": launch_us,
         }
 
     def in_a_row(self, step: DecodeStep, series: BatchSeries) -> dict[str, float]:
@@ -120,31 +174,40 @@ class Clock:
             torch.cuda.synchronize()
 
 
-SETTLE_WINDOW_S = 0.3
-SETTLE_LIMIT_S = 6.0
-SETTLE_AGREEMENT = 0.05
-
-
-def settle(step: DecodeStep, series: BatchSeries, clock: Clock) -> None:
-    """Step until the median host time of two windows in a row differs by at most 5 %, or for 6 s."""
-    began = time.perf_counter()
-    before = 0.0
-    while time.perf_counter() - began < SETTLE_LIMIT_S:
-        window = time.perf_counter()
-        host = []
-        while time.perf_counter() - window < SETTLE_WINDOW_S:
-            host.append(clock.alone(step, series)["host_us"])
-        now = statistics.median(host)
-        if abs(now - before) <= SETTLE_AGREEMENT * now:
-            return
-        before = now
-
-
 Reading = Callable[[DecodeStep, BatchSeries], dict[str, float]]
+Executions = Mapping[Execution, DecodeStep]
+
+
+def _each(read: Reading, steps: Executions) -> dict[Execution, Callable[[BatchSeries], dict[str, float]]]:
+    return {execution: partial(read, step) for execution, step in steps.items()}
+
+
+def _sample(
+    reading: Mapping[Execution, Callable[[BatchSeries], dict[str, float]]], series: BatchSeries, measure: Measure
+) -> dict[Execution, dict[str, Samples]]:
+    """Take samples of a reading, executions in turn, until its first quantity stops; the others come with it."""
+    samplers: dict[Execution, dict[str, Sampler]] = {execution: {} for execution in reading}
+    taken: dict[Execution, dict[str, Samples]] = {}
+    for read in reading.values():
+        read(series)  # warm-up
+    while len(taken) < len(reading):
+        for execution, read in reading.items():
+            if execution in taken:
+                continue
+            began = time.perf_counter()
+            values = read(series)
+            seconds = time.perf_counter() - began
+            quantities = samplers[execution]
+            for name, us in values.items():
+                quantities.setdefault(name, Sampler(measure)).add(us, seconds)
+            stop = next(iter(quantities.values())).stop
+            if stop is not None:
+                taken[execution] = {name: sampler.samples(stop) for name, sampler in quantities.items()}
+    return taken
 
 
 def time_point(
-    steps: Mapping[Execution, DecodeStep],
+    steps: Executions,
     series: BatchSeries,
     *,
     clock: Clock,
@@ -154,29 +217,24 @@ def time_point(
 ) -> list[Point]:
     """One point per execution at the series' size and context, executions interleaved sample by sample."""
     sampled: dict[Execution, dict[str, Samples]] = {execution: {} for execution in steps}
-    readings: list[tuple[Reading, tuple[Execution, ...]]] = [
-        (clock.alone, tuple(steps)),
-        (clock.in_a_row, tuple(steps)),
-        (clock.overlapped, tuple(execution for execution in steps if execution == "graph")),
-    ]
-    for read, executions in readings:
-        samplers: dict[Execution, dict[str, Sampler]] = {execution: {} for execution in executions}
-        pending = list(executions)
-        for execution in executions:
-            read(steps[execution], series)  # warm-up
-        while pending:
-            for execution in list(pending):
-                began = time.perf_counter()
-                values = read(steps[execution], series)
-                seconds = time.perf_counter() - began
-                quantities = samplers[execution]
-                for name, us in values.items():
-                    quantities.setdefault(name, Sampler(measure)).add(us, seconds)
-                # The first quantity of a reading decides; its companions come with it.
-                stop = next(iter(quantities.values())).stop
-                if stop is not None:
-                    sampled[execution].update({name: sampler.samples(stop) for name, sampler in quantities.items()})
-                    pending.remove(execution)
+    graph: Executions = {execution: step for execution, step in steps.items() if execution == "graph"}
+    eager: Executions = {execution: step for execution, step in steps.items() if execution == "eager"}
+    for reading in (
+        {**_each(clock.alone, graph), **_each(partial(clock.alone, delay=False), eager)},
+        _each(clock.in_a_row, steps),
+        _each(clock.overlapped, graph),
+    ):
+        clock.pace.wait()
+        taken = _sample(reading, series, measure)
+        for _ in range(MAX_REPEATS):
+            if not clock.pace.worth_repeating():
+                break
+            clock.pace.wait()
+            taken = _sample(reading, series, measure)
+        slowdown = clock.pace.slowdown()
+        flags = (f"host slowed down {slowdown:.1f}x",) if slowdown > SLOW else ()
+        for execution, quantities in taken.items():
+            sampled[execution].update({name: replace(kept, flags=flags) for name, kept in quantities.items()})
     return [
         Point(
             phase="decode",

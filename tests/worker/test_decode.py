@@ -123,6 +123,17 @@ def test_a_stale_token_id_changes_nothing_that_is_read(engine: Engine) -> None:
     assert all(torch.equal(logits, outputs[0][0]) and torch.equal(kv, outputs[0][1]) for logits, kv in outputs)
 
 
+def test_a_temporary_that_nobody_keeps_fails_the_gate_with_its_line(engine: Engine) -> None:
+    runner = GraphDecode(engine.eager, engine.make_backend(), tiny.capture_list(2))
+    forward = engine.eager.forward
+    stray = torch.ones(1)
+    engine.eager.forward = lambda batch: forward(batch) * stray  # type: ignore[method-assign]
+    with torch.inference_mode():
+        list(runner.capture())
+        (check,) = check_list(runner, seed=3)
+    assert not check.passed and "test_decode.py" in str(check.reason) and "nobody keeps" in str(check.reason)
+
+
 def test_a_rebound_buffer_is_named_before_the_replay(engine: Engine) -> None:
     runner = captured(engine)
     with torch.inference_mode():

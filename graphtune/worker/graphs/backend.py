@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -67,6 +67,13 @@ class GraphBackend(ABC):
     @abstractmethod
     def replay(self, key: ShapeKey) -> torch.Tensor:
         """Launch the graph and return its recorded output."""
+
+    def strays(self, key: ShapeKey, owners: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+        """Memory that the recording of ``key`` depends on and nobody promised to keep, each with the line that used it.
+
+        Empty where the mechanism cannot tell: a CUDA graph does not say which addresses it reads.
+        """
+        return ()
 
     @abstractmethod
     def pool_bytes(self) -> int:

@@ -14,7 +14,6 @@ from graphtune.worker.graphs.backend import WARMUPS, CaptureTiming, Forward, Gra
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.graphs.tape import Tape, record
 from graphtune.worker.graphs.tape_pool import BytePool
-from graphtune.worker.graphs.tape_recorder import Made, Outside
 
 
 class TapeBackend(GraphBackend):
@@ -97,10 +96,9 @@ class TapeBackend(GraphBackend):
         self._inputs.clear()
         self._pool = None
 
-    def unowned(self, key: ShapeKey, owners: Mapping[str, torch.Tensor]) -> list[Outside]:
-        """Tensors from outside that the recording of ``key`` uses and that lie in no owner's storage."""
-        return self._tapes[key].unowned(owners)
-
-    def escaped(self, key: ShapeKey) -> list[Made]:
-        """Tensors made while recording ``key`` that are still alive, the output apart."""
-        return self._tapes[key].escaped()
+    def strays(self, key: ShapeKey, owners: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+        """Outside tensors in no owner's storage, and tensors made while recording that outlive it, the output apart."""
+        tape = self._tapes[key]
+        unowned = (f"outside tensor {outside}" for outside in tape.unowned(owners))
+        escaped = (f"tensor that outlives its recording, {made}" for made in tape.escaped())
+        return (*unowned, *escaped)
