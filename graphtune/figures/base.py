@@ -1,7 +1,7 @@
 """How figures are made: a plain data object is drawn twice, for wide and for narrow pages, as inline SVG.
 
-Colours are roles. They are drawn as placeholder colours and replaced by CSS variables, so that one drawing serves light,
-dark and printed pages. Text stays text and takes the page's font.
+Colours are roles. They are drawn as placeholder colours and replaced by CSS variables, so that one drawing serves
+light, dark and printed pages. Text stays text and takes the page's font.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Role = Literal["ink", "muted", "grid", "page", "c1", "c2", "c3", "c4", "c5", "c6", "c7"]
+Role = Literal["ink", "muted", "grid", "page", "soft", "c1", "c2", "c3", "c4", "c5", "c6", "c7"]
 Mark = Literal["line", "dash", "dot", "box"]
 
 PLACEHOLDERS: dict[Role, str] = {
@@ -26,6 +26,7 @@ PLACEHOLDERS: dict[Role, str] = {
     "muted": "#0a0a02",
     "grid": "#0a0a03",
     "page": "#0a0a04",
+    "soft": "#0a0a05",
     "c1": "#0a0a11",
     "c2": "#0a0a12",
     "c3": "#0a0a13",
@@ -136,7 +137,8 @@ def _svg(draw: Draw, salt: str, title: str, width_px: int, height_px: int, *, na
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": salt}):
+    settings: Any = {**SETTINGS, "svg.hashsalt": salt}
+    with matplotlib.rc_context(settings):
         figure = Figure(figsize=(width_px / 72, height_px / 72), layout="constrained")
         draw(figure, narrow)
         out = io.StringIO()

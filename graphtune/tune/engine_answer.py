@@ -323,7 +323,7 @@ def _sentence(choice: Choice, eager: Candidate | None, of: Measurements) -> str:
         )
     text = f"capture {_range(chosen.sizes)}: {format_us(chosen.step_us)} a step for {format_bytes(chosen.graph_bytes)}"
     if of.distinguishes_eager and eager is not None:
-        text += f", {eager.step_us / chosen.step_us:.2f} times as fast as eager"
+        text += f", {eager.step_us / chosen.step_us:.2f} times as fast as eager ({format_us(eager.step_us)})"
     return text
 
 

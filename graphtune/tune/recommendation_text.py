@@ -53,7 +53,7 @@ def traffic(of: Recommendation) -> str:
     tokens = f"{means[0]:,.0f}" if len(means) == 1 else f"{means[0]:,.0f} to {means[-1]:,.0f}"
     mean = sum(share.weight * share.requests for share in workload.decode) / asked if asked else 0.0
     words = (
-        f"{workload.source}, up to {workload.max_running_requests} requests (mean {mean:.0f}), {tokens} KV tokens each"
+        f"{workload.source}, up to {workload.max_running_requests} requests (mean {mean:,.1f}), {tokens} KV tokens each"
     )
     return words + (f", {workload.lines_skipped} lines skipped" if workload.lines_skipped else "")
 

@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import html
+import html.parser
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from graphtune.cli.app import app
+from graphtune.errors import InputError
+from graphtune.figures import capture, latency, memory
+from graphtune.figures.base import Drawing
+from graphtune.plan import Skip
+from graphtune.report import page, render, write_report
+from graphtune.results import CaptureList
+from graphtune.stats import process_medians
+from graphtune.tune.latency_model import latency_model
+from graphtune.tune.memory_model import memory_model
+from graphtune.tune.recommend import Question, recommend
+from tests.synthetic import (
+    MIB,
+    captured_list,
+    cell_result,
+    cpu_sweep,
+    failed_cell,
+    h200_sweep,
+    small_sweep,
+    sweep,
+    write_sweep,
+)
+
+LIMIT_BYTES = 2_000_000
+CSS = (Path(__file__).parents[1] / "graphtune" / "templates" / "report.css").read_text()
+
+
+@pytest.fixture(scope="module")
+def rich() -> str:
+    return render(h200_sweep(), Question(gpu_mem="80"))
+
+
+class Page(html.parser.HTMLParser):
+    """Checks nesting and collects tags, attributes and text."""
+
+    VOID = frozenset({"meta", "link", "br", "hr", "img", "input", "wbr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in {"style", "script"}:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def drawings() -> list[Drawing]:
+    sections = page(h200_sweep(), Question(gpu_mem="80"))["sections"]
+    return [drawing for section in sections for drawing in section.drawings]
+
+
+def body(text: str) -> str:
+    """The words of the page's main part."""
+    return Page(text[text.index("<main>") : text.index("</main>")]).text
+
+
+def test_the_page_is_one_file_that_loads_nothing(rich: str) -> None:
+    assert len(rich.encode()) < LIMIT_BYTES
+    for tag, attributes in Page(rich).tags:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}
+        for name in ("src", "href", "xlink:href", "action", "srcset"):
+            target = attributes.get(name)
+            assert target is None or target.startswith("#"), f"{tag} {name}={target}"
+    without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", rich)
+    assert not re.search(r"https?://|@import|url\((?!#)", without_namespaces)
+    assert "default-src 'none'" in rich
+
+
+def test_the_page_is_well_formed(rich: str) -> None:
+    parsed = Page(rich)
+    assert not parsed.open
+    anchors = {a["href"] for tag, a in parsed.tags if tag == "a"}
+    ids = [a["id"] for _, a in parsed.tags if a.get("id")]
+    assert {f"#{name}" for name in ids} >= anchors
+    assert len(ids) == len(set(ids)), "ids repeat"
+
+
+def test_the_answer_and_the_flags_come_first(rich: str) -> None:
+    text = body(rich)
+    assert text.index("What to capture") < text.index("Warnings") < text.index("Memory of the card")
+    for name in ("SGLang", "vLLM", "TensorRT-LLM"):
+        assert text.index(name) < text.index("Warnings")
+    assert "--cuda-graph-config" in text and "cudagraph_capture_sizes" in text and "enable_padding: true" in text
+    buttons = [a for tag, a in Page(rich).tags if tag == "button"]
+    assert len(buttons) == 3 and all(a.get("aria-label") for a in buttons)
+
+
+def test_copied_flags_are_the_recommended_flags(rich: str) -> None:
+    blocks = re.findall(r"<pre><code>(.*?)</code></pre>", rich, re.DOTALL)
+    copied = [html.unescape(block.replace("<wbr>", "")) for block in blocks]
+    answer = recommend(h200_sweep(), Question(gpu_mem="80"))
+    sglang, _, tensorrt = (one.flags for one in answer.engines)
+    assert sglang is not None and tensorrt is not None and tensorrt.yaml is not None
+    assert tuple(shlex.split(copied[0].replace("\\\n", " "))) == sglang.args
+    assert copied[2].strip() == tensorrt.yaml.strip()
+
+
+def test_every_section_of_a_gpu_sweep_is_there(rich: str) -> None:
+    text = body(rich)
+    for words in (
+        "Memory of the card",
+        "Step time against requests",
+        "Speed-up over eager",
+        "Graph memory over captures",
+        "All captured lists",
+        "Control captures",
+        "Capture time",
+        "Launches and idle time",
+        "The host's part of a replayed step",
+        "Replay against eager",
+        "Ledger",
+        "Software and device",
+        "Cells",
+        "Left out",
+    ):
+        assert words in text, words
+    assert "not advice" not in text
+
+
+def test_every_figure_has_a_sentence_a_table_and_two_drawings(drawings: list[Drawing]) -> None:
+    assert len(drawings) == 9
+    assert len({drawing.slug for drawing in drawings}) == 9
+    for drawing in drawings:
+        assert drawing.says.endswith(".") and len(drawing.says) > 60
+        assert drawing.table.rows
+        for row in drawing.table.rows:
+            assert len(row) == len(drawing.table.columns)
+        for svg in (drawing.wide, drawing.narrow):
+            assert svg.startswith("<svg ") and 'role="img"' in svg and "aria-label=" in svg
+            assert "#0a0a" not in svg, "a placeholder colour is left"
+            colors = set(re.findall(r"(?:fill|stroke): ?([^;\"]+)", svg)) - {"none"}
+            assert all(c.startswith("var(--") for c in colors), colors
+
+
+def test_columns_of_times_name_their_statistic(drawings: list[Drawing]) -> None:
+    for drawing in drawings:
+        if drawing.slug in {"step-time", "speed-up", "host-split", "launches"}:
+            for column in drawing.table.columns:
+                if "µs" in column.title or "at " in column.title:
+                    assert "median" in column.title or "mean" in column.title, column.title
+
+
+def test_drawings_are_the_same_every_time(rich: str, drawings: list[Drawing]) -> None:
+    for drawing in drawings:
+        assert drawing.wide in rich and drawing.narrow in rich
+
+
+def test_a_cpu_page_is_headed_as_no_advice() -> None:
+    text = Page(render(cpu_sweep())).text
+    assert "A check of the machinery, not advice" in text
+    assert text.index("not advice") < text.index("What this check would capture")
+    assert "Speed-up over eager" not in text and "recommended" not in text.split("Step time", 1)[0]
+
+
+HOSTILE = '<script>alert("x")</script>&\'"`$a^2$'
+
+
+def test_all_text_of_a_sweep_is_escaped(tmp_path: Path) -> None:
+    of = small_sweep((1, 2, 4), processes=2)
+    cells = [replace(cell, warnings=(HOSTILE,)) for cell in of.cells]
+    cells[0] = replace(
+        cells[0],
+        captured_lists=tuple(replace(one, list=replace(one.list, name=HOSTILE)) for one in cells[0].captured_lists),
+    )
+    cells.append(failed_cell(HOSTILE))
+    of = replace(
+        of,
+        cells=tuple(cells),
+        model_name=HOSTILE,
+        device_name=HOSTILE,
+        recipe_name=HOSTILE,
+        notes=(HOSTILE,),
+        skips=(Skip(HOSTILE, HOSTILE),),
+        path=tmp_path / "a<b>&",
+    )
+    text = render(of, Question(gpu_mem="80"))
+    parsed = Page(text)
+    assert not parsed.open
+    assert sum(tag == "script" for tag, _ in parsed.tags) == 1
+    assert "alert(" in parsed.text and "<script>alert" not in text
+
+
+def test_a_sweep_without_measurements_gets_a_page_that_says_so() -> None:
+    text = Page(render(sweep([failed_cell("out of memory")]))).text
+    assert "no decode step on a graph was measured" in text
+    assert "oom: out of memory" in text
+
+
+def test_an_empty_sweep_gets_a_page() -> None:
+    assert "no decode step on a graph was measured" in Page(render(sweep([]))).text
+
+
+def test_lists_that_failed_are_shown_with_their_reason() -> None:
+    of = small_sweep((1, 2, 4), failing=(4,))
+    broken = replace(
+        captured_list(CaptureList("broken", "decode", "full", (1, 2))),
+        status="capture_failed",
+        reason="aten::item copies to the host",
+        graph_bytes=None,
+        gate=(),
+    )
+    extra = cell_result([broken], [], with_ledger=False, process=7)
+    text = Page(render(replace(of, cells=(*of.cells, extra)))).text
+    assert "aten::item copies to the host" in text
+    assert "replay differs from eager at the padded shape" in text
+
+
+def test_nothing_fits_is_shown_with_what_is_short() -> None:
+    text = Page(render(h200_sweep(), Question(gpu_mem="16"))).text
+    assert "Nothing fits" in text and "short by" in text
+
+
+def test_step_curves_are_the_figures_of_the_recommendation() -> None:
+    of = h200_sweep()
+    answer, model = recommend(of, Question(gpu_mem="80", max_running_requests=256)), latency_model(of.cells)
+    data = latency.step_times(model, answer)
+    chosen = next(curve for curve in data.curves if curve.recommended)
+    one = answer.engine("sglang").decode
+    assert one is not None
+    upto = [us for raw, us in zip(chosen.requests, chosen.step_us, strict=True) if raw <= 256]
+    assert sum(upto) / 256 == pytest.approx(one.expected_step_us)
+    assert any("TensorRT-LLM's default" in curve.label for curve in data.curves)
+    assert len({curve.role for curve in data.curves}) == len(data.curves)
+
+
+def test_speed_up_is_eager_over_replay() -> None:
+    found = latency.speed_ups(latency_model(small_sweep((1, 2)).cells))
+    assert found is not None
+    assert found.by_context[1024][2] == pytest.approx(3020 / 1020)
+
+
+def test_hidden_time_is_host_plus_gpu_minus_step() -> None:
+    cells = small_sweep((1, 2, 4)).cells
+    rows = latency.host_rows(cells, latency_model(cells))
+    assert [row.size for row in rows] == [1, 2, 4]
+    for row in rows:
+        assert row.host_us == pytest.approx(90.0)
+        assert row.hidden_us == pytest.approx(row.host_us + row.gpu_us - row.step_us)
+    assert len(process_medians(cells, "gpu_us")) == 6
+
+
+def test_ledger_parts_add_up_to_the_reading_with_the_list_captured() -> None:
+    found = memory.first_ledger(h200_sweep().cells)
+    assert found is not None
+    _, stages = found
+    parts = memory.ledger_parts(stages)
+    captured = next(stage for stage in stages if stage.name == "captured")
+    assert sum(part.size_bytes for part in parts) == captured.free_reading_bytes
+    assert captured.torch_bytes + captured.pool_bytes + captured.outside_bytes == captured.free_reading_bytes
+
+
+def test_growth_is_cumulative_in_capture_order() -> None:
+    found = memory.growths(h200_sweep().cells)
+    assert found is not None
+    name, curves = found
+    assert name == "vllm" and len(curves) == 4
+    for curve in curves:
+        assert list(curve.total_bytes) == sorted(curve.total_bytes)
+    assert curves[0].setting == "both shared, descending"
+    assert curves[0].total_bytes[-1] == 140 * MIB and curves[0].sizes[0] == 512
+
+
+def test_divisions_hold_every_term_of_the_budget() -> None:
+    for division in memory.divisions(recommend(h200_sweep(), Question(gpu_mem="80"))):
+        assert sum(size or 0 for _, size in division.terms) == division.total_bytes
+
+
+def test_controls_show_their_difference() -> None:
+    table = memory.control_table(memory_model(h200_sweep().cells))
+    assert table is not None and table.rows[0][-1] == "+2.0"
+    assert memory.control_table(memory_model(small_sweep((1,)).cells)) is None
+
+
+def test_profiles_are_averaged_over_processes() -> None:
+    profiles = capture.step_profiles(h200_sweep().cells)
+    assert [one.size for one in profiles] == [1, 16, 64, 256]
+    assert profiles[0].idle_share == pytest.approx(1 - 4600 / 6050)
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_has_contrast_on_every_ground(theme: int) -> None:
+    blocks = re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)
+    colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", blocks[theme]))
+    for ink in ("ink", "muted", "accent"):
+        for ground in ("page", "panel"):
+            assert contrast(colors[ink], colors[ground]) >= 4.5, (ink, ground)
+    for ink in ("ink", "warn"):
+        assert contrast(colors[ink], colors["warn-panel"]) >= 4.5
+    for role in ("c1", "c2", "c3", "c4", "c5", "c6", "c7"):
+        assert contrast(colors[role], colors["page"]) >= 4.5, "bars carry text in the page's colour"
+    assert contrast(colors["ink"], colors["soft"]) >= 4.5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sweep(small_sweep((1, 2, 4)), tmp_path_factory.mktemp("sweep"))
+
+
+def test_the_page_is_written_where_asked(folder: Path, tmp_path: Path) -> None:
+    assert write_report(folder) == folder / "report.html"
+    target = tmp_path / "page.html"
+    assert write_report(folder, target, gpu_mem="80") == target
+    assert "81559 MiB" in target.read_text(encoding="utf-8")
+
+
+def test_the_command_prints_where_the_page_is(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["report", str(folder), "-o", str(target), "--gpu-mem", "80"])
+    assert (done.exit_code, done.stdout) == (0, f"{target}\n")
+    assert target.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "arguments", [["no/such/folder"], ["FOLDER", "-o", "no/such/folder/page.html"], ["FOLDER", "--gpu-mem", "big"]]
+)
+def test_bad_input_is_one_message(folder: Path, arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, ["report", *(str(folder) if a == "FOLDER" else a for a in arguments)])
+    assert done.exit_code == 2 and not done.stdout and done.stderr.startswith("graphtune: ")
+
+
+def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        write_report(tmp_path)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 720, 721, 1280, 1920])
+def test_nothing_scrolls_sideways(rich: str, width: int, tmp_path: Path) -> None:
+    browser = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    assert browser is not None, "no Chromium here"
+    probe = "<script>document.title = document.documentElement.scrollWidth + ' of ' + innerWidth</script></body>"
+    file = tmp_path / "page.html"
+    file.write_text(rich.replace("</body>", probe), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [browser, *flags, f"--window-size={width},900", "--hide-scrollbars", "--dump-dom", file.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    seen = re.search(r"<title>(\d+) of (\d+)</title>", done.stdout)
+    assert seen is not None
+    assert int(seen[2]) == width
+    assert int(seen[1]) <= width
