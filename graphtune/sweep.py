@@ -184,6 +184,7 @@ class _Sweep:
             self.outcome.notes += stored.notes[len(writer.run.notes) :]
             self.outcome.findings += [f"{CELLS_FILE}:{line}: damaged line left out" for line in stored.damaged_lines]
         self.started = time.monotonic()
+        self.last_s = 0.0
         self.spent_s = 0.0
         self.foreseen_s = 0.0
 
@@ -207,7 +208,7 @@ class _Sweep:
                 result = self._measure(cell)
                 self._store(result)
                 self.outcome.measured += 1
-                self.progress.cell_ended(result.status, self._last_s, self._seconds_left(queue))
+                self.progress.cell_ended(result.status, self.last_s, self._seconds_left(queue))
                 if result.status != "ok":
                     self.progress.say(f"  {result.reason}")
             self.outcome.findings += findings_of(cell, result)
@@ -230,14 +231,15 @@ class _Sweep:
         for file in sorted(folder.glob("*.result.json")):
             with suppress(OSError, ValueError):
                 result = decode_result(file.read_bytes())
-                known = self.results.get(result.cell_id)
-                if known is None or known.status != "ok":
-                    self._store(replace(result, log_path=f"{LOGS_FOLDER}/{result.cell_id}.log"))
+                self._store(replace(result, log_path=f"{LOGS_FOLDER}/{result.cell_id}.log"))
         shutil.rmtree(folder, ignore_errors=True)
 
     def _store(self, result: CellResult) -> None:
+        """Append the result; only then are the files of its process dropped."""
         self.writer.append(result)
         self.results[result.cell_id] = result
+        for file in (self.path / RUNNING_FOLDER).glob(f"{result.cell_id}.*"):
+            file.unlink(missing_ok=True)
 
     def _measure(self, cell: Cell) -> CellResult:
         """Run the cell in its own process. Its files stay under ``running/`` until its result is stored."""
@@ -263,7 +265,7 @@ class _Sweep:
             )
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror}", where=str(folder), action=RESUME) from error
-        self._last_s = ending.seconds
+        self.last_s = ending.seconds
         self.spent_s += ending.seconds
         self.foreseen_s += self.expected_s(cell)
         result = _read_result(result_file, cell)
@@ -277,8 +279,6 @@ class _Sweep:
                 reason = f"{reason}; kept what was measured before"
             result = replace(result, status=cast(Status, status), reason=reason, finished_at=_now())
         return replace(result, log_path=f"{LOGS_FOLDER}/{cell.id}.log")
-
-    _last_s = 0.0
 
     def _foreseen(self, cell: Cell) -> float:
         """The estimate, corrected by how long earlier cells took against theirs."""

@@ -299,6 +299,7 @@ def test_kill_of_the_parent_ends_the_worker_and_costs_the_running_cell(
     behave(main_2_2="ok")
     outcome = run_made_up(out)
     assert (outcome.measured, outcome.resumed) == (2, 1)
+    assert (out / CELLS_FILE).read_text().count("\n") == 3
 
 
 def test_a_result_that_was_finished_when_the_parent_died_is_taken(behave: Callable[..., Path], tmp_path: Path) -> None:
