@@ -377,13 +377,19 @@ def test_nothing_scrolls_sideways(rich: str, width: int, tmp_path: Path) -> None
         (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
     )
     assert browser is not None, "no Chromium here"
-    probe = "<script>document.title = document.documentElement.scrollWidth + ' of ' + innerWidth</script></body>"
-    file = tmp_path / "page.html"
-    file.write_text(rich.replace("</body>", probe), encoding="utf-8")
+    probe = (
+        "<script>parent.postMessage(document.documentElement.scrollWidth + ' of ' + innerWidth, '*')</script></body>"
+    )
+    (tmp_path / "page.html").write_text(rich.replace("</body>", probe), encoding="utf-8")
+    file = tmp_path / "frame.html"  # a frame, because a window is never narrower than 500 pixels
+    file.write_text(
+        "<script>onmessage = event => { document.title = event.data }</script>"
+        f'<iframe src="page.html" style="width:{width}px;height:900px;border:0"></iframe>'
+    )
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(
-        [browser, *flags, f"--window-size={width},900", "--hide-scrollbars", "--dump-dom", file.as_uri()],
+        [browser, *flags, "--window-size=2000,1000", "--hide-scrollbars", "--dump-dom", file.as_uri()],
         capture_output=True,
         text=True,
         timeout=60,
