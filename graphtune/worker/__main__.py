@@ -51,11 +51,9 @@ class Progress:
         print(json.dumps({"stage": stage, "done": 1, "total": 1}), flush=True)
 
     def saved(self, stage: str, done: int, total: int) -> None:
-        """Report progress and rewrite the partial result."""
+        """Rewrite the partial result, then report: what was reported done is on disk."""
+        self.write(self.partial_path, "failed", "ended before its last list")
         print(json.dumps({"stage": stage, "done": done, "total": total}), flush=True)
-        self.write(
-            self.result_path.with_name(self.result_path.name + ".partial"), "failed", "ended before its last list"
-        )
 
     def write(self, path: Path, status: Status, reason: str | None) -> None:
         """Write the result as it stands, atomically."""
