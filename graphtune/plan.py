@@ -12,7 +12,7 @@ from graphtune.results import CaptureList, Execution, Phase
 UNION = "union"
 """Name of the list that latency is measured on: all sizes of all lists."""
 
-STEP_TOKENS = 256
+STEP_TOKENS = 16
 """Tokens by which every request may grow while its steps are timed; the KV pool has room for them."""
 
 

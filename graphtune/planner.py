@@ -18,9 +18,6 @@ from graphtune.recipe_keys import ListChoice
 from graphtune.results import CaptureList, Execution, Order, Sharing
 from graphtune.units import ASSUMED_OVERHEAD_BYTES, GIB, MIB, format_bytes
 
-LISTS_PER_CELL = 24
-"""Lists captured in turn in one process."""
-
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 LARGEST_CARD_MIB = 192 * 1024
@@ -38,8 +35,9 @@ def plan_sweep(
 
     Every list is captured once per order and sharing; lists with equal sizes are captured once. The first list of
     the first cell is the one that latency is timed on: all sizes of all lists, large to small, everything shared.
-    Further lists follow in the same process, ``LISTS_PER_CELL`` at most, and a tenth of them, drawn by a hash of the
-    content, is planned again alone as a control. ``processes`` repeats whole cells (default: the recipe's).
+    A cell holds the settings of one set of sizes: only the first list of a process shows the bytes of its executables,
+    and these depend on the sizes. A tenth of the lists that come later in a process, drawn by a hash of the content, is
+    planned again alone as a control. ``processes`` repeats whole cells (default: the recipe's).
 
     Raises InputError for what cannot be run: a bucket beyond the KV pool, a context beyond the model's positions, a
     model beyond the device. Steps that the KV pool cannot hold are skipped with a reason.
@@ -68,20 +66,21 @@ def plan_sweep(
     )
     lists = _capture_lists(loaded, named, union, timed=bool(latency))
     profile = _at_most(recipe.decode.profile_sizes, union, loaded, ("decode", "profile_sizes"))
+    groups = _by_sizes(lists)
     cells = []
     for process in range(1, (processes or recipe.processes) + 1):
-        for start in range(0, len(lists), LISTS_PER_CELL):
-            first = start == 0
+        for index, group in enumerate(groups):
+            first = index == 0
             cells.append(
                 replace(
                     template,
-                    lists=lists[start : start + LISTS_PER_CELL],
+                    lists=group,
                     latency=latency if first else (),
                     profile_sizes=profile if first and latency else (),
                     process=process,
                 )
             )
-    cells += [replace(template, lists=(chosen,), purpose="control") for chosen in _controls(loaded, lists)]
+    cells += [replace(template, lists=(chosen,), purpose="control") for chosen in _controls(loaded, groups)]
     return Plan(recipe.name, device, tuple(cells), skips, tuple(notes))
 
 
@@ -305,9 +304,17 @@ def _settings(loaded: LoadedRecipe) -> Iterator[tuple[Order, Sharing, Sharing]]:
         yield order, output, workspace
 
 
-def _controls(loaded: LoadedRecipe, lists: tuple[CaptureList, ...]) -> list[CaptureList]:
+def _by_sizes(lists: tuple[CaptureList, ...]) -> list[tuple[CaptureList, ...]]:
+    """Lists of the same sizes together, in the order in which the sizes first appear."""
+    groups: dict[tuple[int, ...], list[CaptureList]] = {}
+    for one in lists:
+        groups.setdefault(one.sizes, []).append(one)
+    return [tuple(group) for group in groups.values()]
+
+
+def _controls(loaded: LoadedRecipe, groups: list[tuple[CaptureList, ...]]) -> list[CaptureList]:
     """A tenth, at least one, of the lists that are captured after another one in their process."""
-    later = [one for index, one in enumerate(lists) if index % LISTS_PER_CELL]
+    later = [one for group in groups for one in group[1:]]
     if not later:
         return []
 

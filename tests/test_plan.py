@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from graphtune.engines.base import DeviceFacts
 from graphtune.errors import InputError
 from graphtune.plan import Plan
-from graphtune.planner import LISTS_PER_CELL, follow_up, plan_sweep
+from graphtune.planner import follow_up, plan_sweep
 from graphtune.recipe import load_recipe, parse_recipe
 from graphtune.store import decode_cell, encode_cell
 
@@ -131,15 +131,18 @@ def test_processes_repeat_whole_cells_and_controls_come_once() -> None:
 
 
 def test_a_tenth_of_the_lists_is_measured_again_alone() -> None:
-    lists = ", ".join(f"{{name: l{size}, sizes: [1, {size}]}}" for size in range(2, 33))
-    made = plan(f"decode: {{lists: [{lists}], contexts: [64]}}\n")
+    lists = ", ".join(f"{{name: l{size}, sizes: [1, {size}]}}" for size in range(2, 18))
+    axes = "order: [descending, ascending], output: [shared, per_size], workspace: [shared, per_size]"
+    made = plan(f"decode: {{lists: [{lists}], {axes}, contexts: [64]}}\n")
     main = [cell for cell in made.cells if cell.purpose == "main"]
     controls = [cell for cell in made.cells if cell.purpose == "control"]
-    assert [len(cell.lists) for cell in main] == [LISTS_PER_CELL, 32 - LISTS_PER_CELL]
-    assert [bool(cell.latency) for cell in main] == [True, False]
-    assert len(controls) == 3
-    other_seed = plan(f"seed: 1\ndecode: {{lists: [{lists}], contexts: [64]}}\n")
-    assert [cell.lists for cell in other_seed.cells[-3:]] != [cell.lists for cell in controls]
+    assert [bool(cell.latency) for cell in main] == [True] + [False] * 16
+    # A cell holds the four settings of one set of sizes; the list that is timed has a cell of its own here.
+    assert [len(cell.lists) for cell in main] == [1] + [4] * 16
+    assert all(len({one.sizes for one in cell.lists}) == 1 for cell in main)
+    assert len(controls) == round(16 * 3 / 10)
+    other_seed = plan(f"seed: 1\ndecode: {{lists: [{lists}], {axes}, contexts: [64]}}\n")
+    assert [cell.lists for cell in other_seed.cells[-5:]] != [cell.lists for cell in controls]
 
 
 def test_the_pool_holds_every_step_and_the_sink_page() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from graphtune.plan import STEP_TOKENS as STEPS
 from graphtune.worker.kv_cache import RequestTable
 from graphtune.worker.runners.buffers import LiveBatch
-
-STEPS = 16
 
 
 class BatchSeries:
