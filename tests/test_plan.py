@@ -28,9 +28,14 @@ def plan(keys: str, device: Any = "cpu", facts: DeviceFacts | None = None, **opt
 
 
 def settings_of(made: Plan) -> list[tuple[str, str, str, str]]:
-    return [(one.name, one.order, one.output, one.workspace) for one in made.cells[0].lists]
+    return [(one.name, one.order, one.output, one.workspace) for cell in made.cells for one in cell.lists]
 
 
+def names_of(made: Plan) -> list[list[str]]:
+    return [[one.name for one in cell.lists] for cell in made.cells if cell.purpose == "main"]
+
+
+NAMES = ("sglang", "vllm", "tensorrt_llm", "powers_of_two")
 TWO = "decode:\n  lists: [{name: a, sizes: [1, 2, 8]}, {name: b, sizes: [1, 4]}]\n  contexts: [64]\n"
 
 
@@ -38,12 +43,11 @@ def test_latency_is_timed_once_on_the_union_of_all_lists() -> None:
     made = plan(TWO + "  order: [ascending, descending]\n")
     cell = made.cells[0]
     assert cell.lists[0].sizes == (1, 2, 4, 8)
-    assert settings_of(made) == [
+    assert names_of(made) == [["union"], ["a", "a"], ["b", "b"]]
+    assert settings_of(made)[:3] == [
         ("union", "descending", "shared", "shared"),
         ("a", "ascending", "shared", "shared"),
-        ("b", "ascending", "shared", "shared"),
         ("a", "descending", "shared", "shared"),
-        ("b", "descending", "shared", "shared"),
     ]
     assert [(at.sizes, at.context_tokens, at.executions) for at in cell.latency] == [
         ((1, 2, 4, 8), 64, ("graph", "eager"))
@@ -53,7 +57,7 @@ def test_latency_is_timed_once_on_the_union_of_all_lists() -> None:
 
 def test_a_list_that_is_the_union_is_captured_once_and_first() -> None:
     made = plan("decode: {lists: [{name: b, sizes: [1, 4]}, {name: all, sizes: [1, 2, 4]}], contexts: [64]}\n")
-    assert [one.name for one in made.cells[0].lists] == ["all", "b"]
+    assert names_of(made) == [["all"], ["b"]]
 
 
 def test_one_list_needs_no_union_and_no_control() -> None:
@@ -63,7 +67,7 @@ def test_one_list_needs_no_union_and_no_control() -> None:
 
 def test_without_contexts_nothing_is_timed() -> None:
     made = plan("decode: {lists: [{name: a, sizes: [1, 2]}, {name: b, sizes: [1]}], contexts: []}\n")
-    assert [one.name for one in made.cells[0].lists] == ["a", "b"]
+    assert names_of(made) == [["a"], ["b"]]
     assert made.cells[0].latency == ()
 
 
@@ -78,7 +82,7 @@ def test_sharing_together_pairs_and_product_combines() -> None:
 
 def test_equal_lists_are_captured_once_under_both_names() -> None:
     made = plan("decode: {lists: [{name: a, sizes: [2, 1]}, {name: b, sizes: [1, 2]}, {name: c, sizes: [1]}]}\n")
-    assert [one.name for one in made.cells[0].lists] == ["a+b", "c"]
+    assert names_of(made) == [["a+b"], ["c"]]
     assert made.notes == ("the lists a, b have the same sizes and are captured once",)
 
 
@@ -90,7 +94,7 @@ def test_repeated_sizes_are_accepted_with_a_note() -> None:
 
 def test_lists_of_one_name_stay_apart() -> None:
     made = plan("decode: {lists: [{engine: sglang, max: 8}, {engine: sglang, max: 16}]}\n")
-    assert [one.name for one in made.cells[0].lists] == ["sglang-2", "sglang"]
+    assert names_of(made) == [["sglang-2"], ["sglang"]]
 
 
 @pytest.mark.parametrize(
@@ -111,23 +115,20 @@ def test_engine_lists(choice: str, device: DeviceFacts, sizes: tuple[int, ...]) 
 
 def test_powers_of_two_reach_as_far_as_the_other_lists() -> None:
     made = plan("decode: {lists: [powers_of_two, {name: a, sizes: [1, 40]}], contexts: []}\n")
-    assert {one.name: one.sizes for one in made.cells[0].lists}["powers_of_two"] == (1, 2, 4, 8, 16, 32)
+    by_name = {one.name: one.sizes for cell in made.cells for one in cell.lists}
+    assert by_name["powers_of_two"] == (1, 2, 4, 8, 16, 32)
 
 
 def test_processes_repeat_whole_cells_and_controls_come_once() -> None:
-    made = plan(TWO, processes=3)
-    assert [(cell.purpose, cell.process) for cell in made.cells] == [
-        ("main", 1),
-        ("main", 2),
-        ("main", 3),
-        ("control", 1),
-    ]
-    assert made.cells[0] == replace(made.cells[2], process=1)
-    assert len({cell.id for cell in made.cells}) == 4
+    recipe = TWO + "  order: [descending, ascending]\n"
+    made = plan(recipe, processes=3)
+    kinds = [(cell.purpose, cell.process, len(cell.lists)) for cell in made.cells]
+    assert kinds == [("main", n, lists) for n in (1, 2, 3) for lists in (1, 2, 2)] + [("control", 1, 1)]
+    assert made.cells[0] == replace(made.cells[3], process=1)
+    assert len({cell.id for cell in made.cells}) == 10
     control = made.cells[-1]
-    assert len(control.lists) == 1
-    assert control.lists[0] in made.cells[0].lists[1:]
-    assert plan(TWO, processes=3) == made
+    assert control.lists[0] in (*made.cells[1].lists[1:], *made.cells[2].lists[1:])
+    assert plan(recipe, processes=3) == made
 
 
 def test_a_tenth_of_the_lists_is_measured_again_alone() -> None:
@@ -149,7 +150,7 @@ def test_the_pool_holds_every_step_and_the_sink_page() -> None:
     made = plan(
         "page_size: 16\ndecode: {lists: [{name: a, sizes: [1, 8]}], contexts: [100, {tokens: 1000, sizes: [1]}]}"
     )
-    assert made.cells[0].kv_tokens == (8 * 23 + 1) * 16  # 356 tokens take 23 pages
+    assert made.cells[0].kv_tokens == (8 * 8 + 1) * 16  # 116 tokens take 8 pages
     assert plan("kv_tokens: 5000\npage_size: 16\ndecode: {lists: [{name: a, sizes: [1]}]}").cells[0].kv_tokens == 5008
 
 
@@ -157,7 +158,7 @@ def test_steps_that_do_not_fit_are_skipped_with_a_reason() -> None:
     made = plan("kv_tokens: 3000\ndecode: {lists: [{name: a, sizes: [1, 2, 4, 8]}], contexts: [64, 1000]}")
     assert [(at.sizes, at.context_tokens) for at in made.cells[0].latency] == [((1, 2, 4, 8), 64), ((1, 2), 1000)]
     assert [skip.what for skip in made.skips] == ["step times of 4, 8 requests at context 1000"]
-    assert made.skips[0].reason == "4 requests take 5025 KV tokens; the recipe's 3000 KV tokens leaves 3000"
+    assert made.skips[0].reason == "4 requests take 4065 KV tokens; the recipe's 3000 KV tokens leaves 3000"
 
 
 def test_the_devices_memory_bounds_the_pool() -> None:
@@ -185,15 +186,15 @@ def test_attention_follows_the_device() -> None:
 def test_a_shipped_recipe_plans_the_axes_it_names() -> None:
     made = plan_sweep(load_recipe(ROOT / "recipes/llama-3.1-8b.yaml"), device="cuda", device_facts=H200)
     first = made.cells[0]
-    assert len(first.lists) == 1 + 4 * 2 * 2
-    sglang = [one for one in first.lists if one.name == "sglang"]
+    assert names_of(made)[:5] == [["union"]] + [[name] * 4 for name in NAMES]
+    sglang = [one for one in made.cells[1].lists if one.name == "sglang"]
     assert {(one.order, one.output, one.workspace) for one in sglang} == {
         (order, sharing, sharing) for order in ("descending", "ascending") for sharing in ("shared", "per_size")
     }
     assert all(len(one.sizes) == 36 for one in sglang)
     assert [at.context_tokens for at in first.latency] == [1024, 512, 4096, 16384]
     assert [len(at.sizes) for at in first.latency] == [len(first.lists[0].sizes), 8, 8, 8]
-    assert [cell.purpose for cell in made.cells] == ["main", "main", "control", "control"]
+    assert [cell.purpose for cell in made.cells] == ["main"] * 10 + ["control"]
     assert (made.skips, made.notes) == ((), ())
 
 
@@ -212,7 +213,8 @@ def test_unknown_keys_of_a_model_are_noted() -> None:
 @settings(deadline=None)
 @given(keep=st.integers(1, 4))
 def test_a_follow_up_captures_the_rest_and_times_nothing(keep: int) -> None:
-    cell = plan(TWO + "  order: [ascending, descending]\n").cells[0]
+    axes = "  order: [ascending, descending]\n  output: [shared, per_size]\n  workspace: [shared, per_size]\n"
+    cell = plan(TWO + axes + "  sharing: product\n").cells[1]
     rest = follow_up(cell, cell.lists[keep:])
     assert (rest.lists, rest.latency, rest.profile_sizes) == (cell.lists[keep:], (), ())
     assert rest.id != cell.id

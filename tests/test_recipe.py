@@ -66,7 +66,7 @@ def fault(text: str, *overrides: str) -> str:
         ("decode: {order: [sideways]}", "decode.order[0]: must be 'descending' or 'ascending'"),
         ("decode: {output: [shared, per_size]}", "decode.workspace: varies together with output, so it needs 2 values"),
         ("decode: {backends: [eager]}", "decode.backends: a sweep without graphs has nothing to choose"),
-        ("decode: {contexts: [2000]}", "decode.contexts[0].tokens: 2000 tokens, and 256 more while steps are timed"),
+        ("decode: {contexts: [9000]}", "decode.contexts[0].tokens: 9000 tokens, and 16 more while steps are timed"),
         (
             "decode: {lists: [{name: a, sizes: [4]}], contexts: [{tokens: 8, sizes: [5]}]}",
             "contexts[0].sizes[0]: 5 is above the",
