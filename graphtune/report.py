@@ -220,7 +220,7 @@ def _latency_figures(
     if ratios is not None and not on_cpu:
         drawings.append(latency.draw_speed_ups(ratios))
     best = next((one.engine for one in answer.engines if one.decode is not None), None)
-    if best is not None and (trades := capture.trades(answer, best)):
+    if best is not None and not on_cpu and (trades := capture.trades(answer, best)):
         drawings.append(capture.draw_trades(trades, best))
     return tuple(drawings)
 

@@ -303,7 +303,7 @@ def test_divisions_hold_every_term_of_the_budget() -> None:
 
 def test_controls_show_their_difference() -> None:
     table = memory.control_table(memory_model(h200_sweep().cells))
-    assert table is not None and table.rows[0][-1] == "+2.0"
+    assert table is not None and table.rows[0][-1] == "+2.00"
     assert memory.control_table(memory_model(small_sweep((1,)).cells)) is None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphtune.figures.base import Column, Drawing, Key, Role, Table, color, drawing, quiet_grid
-from graphtune.figures.memory import setting_words
+from graphtune.figures.memory import mib, setting_words
 from graphtune.results import Capture, CapturedList, CellResult
 from graphtune.tune.recommendation import Recommendation
 from graphtune.tune.recommendation_text import NAMES, size_range
@@ -76,7 +76,7 @@ def _capture_row(capture: Capture) -> tuple[str, ...]:
     return (
         f"{capture.size}",
         *("–" if value is None else f"{value * 1000:.1f}" for value in seconds),
-        *("–" if size is None else f"{size / MIB:,.1f}" for size in sizes),
+        *map(mib, sizes),
         "–" if capture.nodes is None else f"{capture.nodes:,}",
     )
 

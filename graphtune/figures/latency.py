@@ -69,7 +69,7 @@ def step_times(model: LatencyModel, answer: Recommendation) -> StepTimes:
     for (sizes, padding), names in named.items():
         recommended = (sizes, padding) in chosen
         role: Role = "c1" if recommended and not curves else next(roles, "muted")
-        label = f"{'recommended: ' if recommended else ''}{', '.join(names)} ({size_range(sizes)})"
+        label = f"{', '.join(names)} ({size_range(sizes)})"
         values = {raw: _served(model, raw, sizes, padding, context) for raw in range(1, top + 1)}
         known = {raw: us for raw, us in values.items() if us is not None}
         curves.append(ListCurve(label, role, recommended, tuple(known), tuple(known.values())))
@@ -95,7 +95,11 @@ def draw_step_times(data: StepTimes, *, on_cpu: bool) -> Drawing:
         else:
             _steps_panel(figure.subplots(), data, top, "")
 
-    keys = [Key(curve.label, curve.role, "line" if curve.recommended else "dash") for curve in data.curves]
+    ours = "captured here" if on_cpu else "recommended"
+    keys = [
+        Key(f"{ours}: {curve.label}", curve.role) if curve.recommended else Key(curve.label, curve.role, "dash")
+        for curve in data.curves
+    ]
     if data.eager:
         keys.append(Key("eager, graphtune's own path", "c2", "dot"))
     says = (

@@ -11,7 +11,7 @@ from graphtune.results import CapturedList, CaptureList, CellResult, MemoryLedge
 from graphtune.tune.memory_model import MemoryModel
 from graphtune.tune.recommendation import Recommendation
 from graphtune.tune.recommendation_text import NAMES
-from graphtune.units import GIB, MIB, format_bytes
+from graphtune.units import GIB, KIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +30,16 @@ TERMS: tuple[tuple[str, str, Role], ...] = (
 BAR_LETTERS = 112
 """Letters that fit a whole bar on a wide page."""
 SETTING_ROLES: tuple[Role, ...] = ("c1", "c2", "c3", "c4", "c5", "c6")
+
+
+def mib(size_bytes: float | None) -> str:
+    """A table cell in MiB: one decimal, more where that would say too little."""
+    if size_bytes is None:
+        return "–"
+    size = size_bytes / MIB
+    if abs(size) >= 10 or size == 0:
+        return f"{size:,.1f}"
+    return f"{size:.2f}" if abs(size) >= 0.1 else f"{size:.2g}"
 
 
 @dataclass(frozen=True)
@@ -215,16 +225,11 @@ def draw_ledger(stages: Sequence[LedgerStage], ledger: MemoryLedger) -> Drawing:
     rows = tuple(
         (
             stage.name,
-            *(
-                "–" if size is None else f"{size / MIB:,.1f}"
-                for size in (
-                    stage.torch_bytes,
-                    stage.pool_bytes,
-                    stage.outside_bytes,
-                    stage.free_reading_bytes,
-                    stage.second_reading_bytes,
-                )
-            ),
+            mib(stage.torch_bytes),
+            mib(stage.pool_bytes),
+            mib(stage.outside_bytes),
+            mib(stage.free_reading_bytes),
+            mib(stage.second_reading_bytes),
         )
         for stage in stages
     )
@@ -275,17 +280,19 @@ def setting_words(of: CaptureList) -> str:
 
 def draw_growths(name: str, curves: Sequence[Growth]) -> Drawing:
     roles = dict(zip((curve.setting for curve in curves), SETTING_ROLES, strict=False))
+    small = max(curve.total_bytes[-1] for curve in curves) < MIB
+    unit, word = (KIB, "KiB") if small else (MIB, "MiB")
 
     def draw(figure: Figure, narrow: bool) -> None:
         axes = figure.subplots()
         quiet_grid(axes)
         for curve in curves:
             at = range(1, len(curve.sizes) + 1)
-            axes.plot(at, [size / MIB for size in curve.total_bytes], color=color(roles.get(curve.setting, "muted")))
+            axes.plot(at, [size / unit for size in curve.total_bytes], color=color(roles.get(curve.setting, "muted")))
         axes.set_xlim(1, max(2, max(len(curve.sizes) for curve in curves)))
         axes.set_ylim(0)
         axes.set_xlabel("captures done")
-        axes.set_ylabel("graph memory, MiB")
+        axes.set_ylabel(f"graph memory, {word}")
 
     count = max(len(curve.sizes) for curve in curves)
     rows = []
@@ -293,7 +300,7 @@ def draw_growths(name: str, curves: Sequence[Growth]) -> Drawing:
         cells = []
         for curve in curves:
             known = index < len(curve.sizes)
-            cells += [f"{curve.sizes[index]}", f"{curve.total_bytes[index] / MIB:,.1f}"] if known else ["–", "–"]
+            cells += [f"{curve.sizes[index]}", mib(curve.total_bytes[index])] if known else ["–", "–"]
         rows.append((f"{index + 1}", *cells))
     titles = [title for curve in curves for title in (f"size ({curve.setting})", f"total, MiB ({curve.setting})")]
     table = Table((Column("captures done"), *(Column(title) for title in titles)), tuple(rows))
@@ -326,9 +333,9 @@ def list_totals(memory: MemoryModel) -> Table:
                 one.list.name,
                 setting_words(one.list),
                 f"{count}",
-                f"{one.largest_bytes / MIB:,.1f}",
-                f"{max(one.peak_bytes) / MIB:,.1f}" if one.peak_bytes else "–",
-                f"{one.largest_bytes / MIB / count:,.2f}",
+                mib(one.largest_bytes),
+                mib(max(one.peak_bytes, default=None)),
+                mib(one.largest_bytes / count),
                 f"{sum(one.capture_s) / len(one.capture_s):.2f}" if one.capture_s else "–",
                 f"{len(one.graph_bytes)}",
             )
@@ -351,9 +358,9 @@ def control_table(memory: MemoryModel) -> Table | None:
         (
             one.list.name,
             setting_words(one.list),
-            f"{one.shared_bytes / MIB:,.1f}",
-            f"{one.alone_bytes / MIB:,.1f}",
-            f"{one.difference_bytes / MIB:+,.1f}",
+            mib(one.shared_bytes),
+            mib(one.alone_bytes),
+            ("+" if one.difference_bytes > 0 else "") + mib(one.difference_bytes),
         )
         for one in memory.controls
     )
