@@ -21,6 +21,7 @@ from graphtune.plan import Skip
 from graphtune.report import page, render, write_report
 from graphtune.results import CaptureList
 from graphtune.stats import process_medians
+from graphtune.store import Sweep
 from graphtune.tune.latency_model import latency_model
 from graphtune.tune.memory_model import memory_model
 from graphtune.tune.recommend import Question, recommend
@@ -224,6 +225,33 @@ def test_a_sweep_without_measurements_gets_a_page_that_says_so() -> None:
 
 def test_an_empty_sweep_gets_a_page() -> None:
     assert "no decode step on a graph was measured" in Page(render(sweep([]))).text
+
+
+def odd(kind: str) -> Sweep:
+    of = small_sweep((3,) if kind == "one size" else (1, 2, 4))
+    cell = of.cells[0]
+    points, lists = cell.points, cell.captured_lists
+    if kind == "no eager steps":
+        cell = replace(cell, points=tuple(p for p in points if p.execution == "graph"))
+    elif kind == "step times only":
+        cell = replace(cell, points=tuple(replace(p, gpu_us=None, host_us=None) for p in points), ledger=None)
+    elif kind == "no captures stored":
+        cell = replace(cell, captured_lists=tuple(replace(one, captures=(), capture_s=None) for one in lists))
+    elif kind == "no bytes read":
+        bare = (replace(c, retained_bytes=None, pool_growth_bytes=None, peak_bytes=None) for c in lists[0].captures)
+        cell = replace(cell, captured_lists=(replace(lists[0], captures=tuple(bare), graph_bytes=None),))
+    return replace(of, cells=(cell,))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "kind", ["one size", "no eager steps", "step times only", "no captures stored", "no bytes read"]
+)
+def test_sweeps_that_lack_something_get_a_page_of_the_rest(kind: str) -> None:
+    parsed = Page(render(odd(kind)))
+    assert not parsed.open
+    assert "Step time" in parsed.text or "captured whole" in parsed.text
+    assert "nan" not in parsed.text.split() and "None" not in parsed.text
 
 
 def test_lists_that_failed_are_shown_with_their_reason() -> None:
