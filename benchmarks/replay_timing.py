@@ -52,7 +52,7 @@ def main() -> None:
         for size in arguments.sizes:
             vocab = engine.model.config.vocab_size
             series = BatchSeries(engine.table, size=size, context=arguments.context, vocab_size=vocab, seed=size)
-            gpu_us = statistics.median(clock.alone(runner, series)["gpu_us"] for _ in range(SAMPLES))
+            gpu_us = statistics.median(clock.alone(runner, series)["gpu_us"][0] for _ in range(SAMPLES))
             row_us = in_a_row(runner)
             span = profile_step(runner, series, execution="graph").span_us
             print(f"{size:>5} {gpu_us:>10.1f} {row_us:>10.1f} {span:>14.1f} {gpu_us / row_us:>13.4f}")

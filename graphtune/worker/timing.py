@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -17,7 +18,8 @@ from graphtune.worker.runners.decode import DecodeStep
 from graphtune.worker.runners.series import BatchSeries
 
 STORED = 20
-STEPS_PER_SAMPLE = 2
+STEPS_IN_A_ROW = 4
+STEPS_OVERLAPPED = 9
 MAX_SAMPLES = 200
 MAX_REPEATS = 2
 SLOW = 1.25
@@ -36,8 +38,8 @@ class Sampler:
     us: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
-    def add(self, us: float, seconds: float) -> None:
-        self.us.append(us)
+    def add(self, us: list[float], seconds: float) -> None:
+        self.us += us
         self.seconds += seconds
 
     @property
@@ -111,7 +113,7 @@ class Clock:
             self._end = torch.cuda.Event(enable_timing=True)
             self._output = (torch.cuda.Event(), torch.cuda.Event())
 
-    def alone(self, step: DecodeStep, series: BatchSeries, *, delay: bool = True) -> dict[str, float]:
+    def alone(self, step: DecodeStep, series: BatchSeries, *, delay: bool = True) -> dict[str, list[float]]:
         """One step with the device idle before: gpu, host and the host's parts, in µs."""
         self._wait_idle()
         begin = time.perf_counter()
@@ -131,34 +133,37 @@ class Clock:
         self._wait_idle()
         launch_us = (launched - launching) * 1e6
         return {
-            "gpu_us": self._start.elapsed_time(self._end) * 1e3 if self._cuda else launch_us,
-            "host_us": (planned - begin) * 1e6 + launch_us,
-            "fill_us": (filled - begin) * 1e6,
-            "plan_us": (planned - filled) * 1e6,
-            "launch_us": launch_us,
+            "gpu_us": [self._start.elapsed_time(self._end) * 1e3 if self._cuda else launch_us],
+            "host_us": [(planned - begin) * 1e6 + launch_us],
+            "fill_us": [(filled - begin) * 1e6],
+            "plan_us": [(planned - filled) * 1e6],
+            "launch_us": [launch_us],
         }
 
-    def in_a_row(self, step: DecodeStep, series: BatchSeries) -> dict[str, float]:
-        """Steps in a row, each ended by waiting for its output, as a server that reads the sampled tokens."""
+    def in_a_row(self, step: DecodeStep, series: BatchSeries) -> dict[str, list[float]]:
+        """Steps in a row, each ended by waiting for its output, as a server that reads the sampled tokens. One sample
+        per step, from the end of the step before to its own end."""
         self._wait_idle()
-        begin = time.perf_counter()
-        for _ in range(STEPS_PER_SAMPLE):
+        times = [time.perf_counter()]
+        for _ in range(STEPS_IN_A_ROW):
             step.fill(series.next())
             step.plan()
             step.launch()
             if self._cuda:
                 self._output[0].record()
                 self._output[0].synchronize()
-        return {"step_us": (time.perf_counter() - begin) / STEPS_PER_SAMPLE * 1e6}
+            times.append(time.perf_counter())
+        return {"step_us": _intervals_us(times)}
 
-    def overlapped(self, step: DecodeStep, series: BatchSeries) -> dict[str, float]:
-        """Steps in a row, the next one prepared while this one runs; a step's output is read one step later.
+    def overlapped(self, step: DecodeStep, series: BatchSeries) -> dict[str, list[float]]:
+        """Steps in a row, the next one prepared while this one runs: a step's output is read after the next one's
+        launch. One sample per step, between two outputs.
 
         ``plan`` itself waits until the device has read what the step before staged.
         """
         self._wait_idle()
-        begin = time.perf_counter()
-        for i in range(2 * STEPS_PER_SAMPLE):
+        times = []
+        for i in range(STEPS_OVERLAPPED):
             step.fill(series.next())
             step.plan()
             step.launch()
@@ -166,30 +171,34 @@ class Clock:
                 self._output[i % 2].record()
                 if i:
                     self._output[(i + 1) % 2].synchronize()
+            times.append(time.perf_counter())
         self._wait_idle()
-        return {"overlap_us": (time.perf_counter() - begin) / (2 * STEPS_PER_SAMPLE) * 1e6}
+        # The first two ends come before the pipeline is full.
+        return {"overlap_us": _intervals_us(times[1:])}
 
     def _wait_idle(self) -> None:
         if self._cuda:
             torch.cuda.synchronize()
 
 
-Reading = Callable[[DecodeStep, BatchSeries], dict[str, float]]
+Reading = Callable[[DecodeStep, BatchSeries], dict[str, list[float]]]
 Executions = Mapping[Execution, DecodeStep]
 
 
-def _each(read: Reading, steps: Executions) -> dict[Execution, Callable[[BatchSeries], dict[str, float]]]:
+def _intervals_us(times: list[float]) -> list[float]:
+    return [(after - before) * 1e6 for before, after in pairwise(times)]
+
+
+def _each(read: Reading, steps: Executions) -> dict[Execution, Callable[[BatchSeries], dict[str, list[float]]]]:
     return {execution: partial(read, step) for execution, step in steps.items()}
 
 
 def _sample(
-    reading: Mapping[Execution, Callable[[BatchSeries], dict[str, float]]], series: BatchSeries, measure: Measure
+    reading: Mapping[Execution, Callable[[BatchSeries], dict[str, list[float]]]], series: BatchSeries, measure: Measure
 ) -> dict[Execution, dict[str, Samples]]:
     """Take samples of a reading, executions in turn, until its first quantity stops; the others come with it."""
     samplers: dict[Execution, dict[str, Sampler]] = {execution: {} for execution in reading}
     taken: dict[Execution, dict[str, Samples]] = {}
-    for read in reading.values():
-        read(series)  # warm-up
     while len(taken) < len(reading):
         for execution, read in reading.items():
             if execution in taken:
@@ -217,6 +226,8 @@ def time_point(
 ) -> list[Point]:
     """One point per execution at the series' size and context, executions interleaved sample by sample."""
     sampled: dict[Execution, dict[str, Samples]] = {execution: {} for execution in steps}
+    for step in steps.values():
+        clock.alone(step, series)  # warm-up
     graph: Executions = {execution: step for execution, step in steps.items() if execution == "graph"}
     eager: Executions = {execution: step for execution, step in steps.items() if execution == "eager"}
     for reading in (
