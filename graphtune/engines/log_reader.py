@@ -124,7 +124,7 @@ class LogReader:
     def _start_up(self, line: bytes) -> tuple[list[Event], str | None]:
         """Messages around start-up; two of them may share a line."""
         events: list[Event] = []
-        reason: str | None = CUT if any(tail in line for tail in _TAILS) else OTHER
+        reason: str | None = CUT if _is_tail(line) else OTHER
         for shape in self._start:
             at = line.find(shape.anchor)
             if at < 0:
@@ -181,6 +181,12 @@ class LogReader:
         if isinstance(interval, int) and interval > 0:
             self._interval = interval
         return replace(event, restart=again)
+
+
+def _is_tail(line: bytes) -> bool:
+    """A batch message without its beginning; inside quotes it is somebody's text."""
+    at = min((line.find(tail) for tail in _TAILS if tail in line), default=-1)
+    return at >= 0 and not _QUOTED.search(line[:at].decode("utf-8", "replace"))
 
 
 _STRENGTH = {BLANK: 0, OTHER: 1, HTTP: 2, CUT: 3}

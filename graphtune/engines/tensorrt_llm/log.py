@@ -37,6 +37,8 @@ def warmup(text: str, at: int) -> Found:
 
 def kv_allocated(text: str, at: int) -> Found:
     """The KV cache. The first such line is a dry run that sizes it; a later one replaces it."""
+    if "KV cache" not in text:
+        return None
     size = gib(text[at:], "Allocated")
     tokens = re.search(r"paged KV cache \((\d{1,12})\)", text)
     if size is None or tokens is None:
@@ -71,7 +73,7 @@ SHAPES: tuple[Shape, ...] = tuple(
         (b"LLM version:", boot),
         (b"Creating CUDA graph instances", creating),
         (b"only CUDA graph warmup", warmup),
-        (b"paged KV cache (", kv_allocated),
+        (b"[MemUsageChange] Allocated", kv_allocated),
         (b"max_num_requests=", limits),
     )
 )

@@ -45,8 +45,8 @@ _LISTS = re.compile(r"\[[\d,\s]{1,20000}\]")
 def running(text: str, at: int) -> Found:
     """The periodic reading of the running batch. Over several engines at once it is a sum, not a batch."""
     found = _RUNNING.search(text)
-    if found is None or "throughput" not in text:
-        return CUT if found is None and "throughput" in text else None
+    if found is None:
+        return CUT
     when, who = prefix(text, at)
     engine = _ENGINE.search(text)
     if engine and not who:
@@ -307,6 +307,6 @@ SHAPES: tuple[Shape, ...] = tuple(
     )
 )
 HOT: tuple[Shape, ...] = (
-    Shape(b" reqs, ", running, "vllm"),
+    Shape(b"Avg prompt throughput", running, "vllm"),
     Shape(b" | ", step_row, "vllm"),
 )
