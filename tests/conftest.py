@@ -39,16 +39,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any(item.get_closest_marker("gpu") for item in items) and not has_cuda():
         reasons["gpu"] = "no CUDA device"
     kept, left_out = [], []
+    named: dict[str, None] = {}  # one line for all parameters of a test
     for item in items:
         marker = next((name for name in reasons if item.get_closest_marker(name)), None)
         if marker is None:
             kept.append(item)
         else:
-            left_out.append((item, f"{item.nodeid} ({marker}: {reasons[marker]})"))
+            left_out.append(item)
+            named.setdefault(f"{item.nodeid.partition('[')[0]} ({marker}: {reasons[marker]})", None)
     items[:] = kept
     if left_out:
-        config.hook.pytest_deselected(items=[item for item, _ in left_out])
-    config.stash[_LEFT_OUT] = [line for _, line in left_out]
+        config.hook.pytest_deselected(items=left_out)
+    config.stash[_LEFT_OUT] = list(named)
 
 
 _LEFT_OUT = pytest.StashKey[list[str]]()

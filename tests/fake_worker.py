@@ -171,7 +171,8 @@ model: {model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_l
         num_key_value_heads: 2, vocab_size: 128, max_position_embeddings: 1024, rms_norm_eps: 1.0e-5}
 processes: 2
 decode:
-  lists: [{name: dense, sizes: [1, 2, 4]}, {name: sparse, sizes: [1, 4]}]
+  lists: [{name: dense, sizes: [1, 2, 4]}]
+  order: [descending, ascending]
   contexts: [64]
 """
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import small_sweep
 
 from graphtune.errors import InputError
 from graphtune.plan import Cell, LatencyAt, Measure, Skip
@@ -30,6 +29,7 @@ from graphtune.store import (
     tidy_frame,
     write_atomically,
 )
+from tests.synthetic import small_sweep
 
 RUN = Run(
     recipe_name="made-up",
