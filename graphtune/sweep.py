@@ -343,11 +343,13 @@ def _left_by(cell: Cell, result: CellResult) -> Cell | None:
 
 def describe(cell: Cell) -> str:
     """One line for a person: what the process captures and times."""
+    names = ", ".join(dict.fromkeys(one.name for one in cell.lists))
     captures = sum(len(one.sizes) for one in cell.lists)
     points = sum(len(at.sizes) * len(at.executions) for at in cell.latency)
-    timed = f", {points} step times" if points else ""
     purpose = "control" if cell.purpose == "control" else f"process {cell.process}"
-    return f"{purpose}: {len(cell.lists)} lists, {captures} captures{timed}"
+    settings = f" under {len(cell.lists)} settings" if len(cell.lists) > 1 else ""
+    timed = f", {points} step times" if points else ""
+    return f"{purpose}: {names}{settings}, {captures} captures{timed}"
 
 
 def findings_of(cell: Cell, result: CellResult) -> list[str]:

@@ -58,7 +58,7 @@ def test_a_sweep_prints_its_folder_and_exits_0(fake: Path, tmp_path: Path) -> No
     done = run("sweep", QUICKSTART, "--device", "cpu", "--out", out)
     assert (done.exit_code, done.stdout) == (0, f"{out}\n")
     assert "2 cells measured." in done.stderr
-    assert "[1/2] process 1: 1 lists, 4 captures, 8 step times" in done.stderr
+    assert "[1/2] process 1: dense, 4 captures, 8 step times" in done.stderr
     assert read_sweep(out).model_name == "tiny-llama"
     again = run("sweep", QUICKSTART, "--device", "cpu", "--out", out)
     assert "0 cells measured, 2 from before." in again.stderr

@@ -59,7 +59,7 @@ def test_every_cell_runs_once_and_the_sweep_is_stamped(behave: Callable[..., Pat
     assert sweep.finished_at is not None
     assert (out / "report.html").read_text() == "page"
     assert sorted(file.name for file in out.iterdir()) == ["cells.jsonl", "logs", "report.html", "run.json"]
-    assert progress.told[0].startswith("start 1/3 process 1: 2 lists, 6 captures, 6 step times")
+    assert progress.told[0].startswith("start 1/3 process 1: dense under 2 settings, 6 captures, 6 step times")
     assert "stage capture 1/2" in progress.told
     log = (out / str(sweep.cells[0].log_path)).read_text()
     assert log == "a line that is not progress\n"

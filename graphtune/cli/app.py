@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from graphtune import __version__
+from graphtune.cli import doctor, lint, log, recipe, recommend, report, sweep
 from graphtune.errors import GraphtuneError
-
-COMMANDS = ("recipe", "sweep", "recommend", "report", "log", "lint", "doctor")
 
 
 class _Group(TyperGroup):
@@ -55,9 +52,8 @@ def graphtune(
     """
 
 
-for _name in COMMANDS:
-    if find_spec(f"graphtune.cli.{_name}"):
-        import_module(f"graphtune.cli.{_name}").register(app)
+for command in (recipe, sweep, recommend, report, log, lint, doctor):
+    command.register(app)
 
 
 def main() -> None:

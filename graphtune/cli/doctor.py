@@ -11,7 +11,9 @@ import typer
 def doctor(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
-    """Say what this machine has for sweeping and what it lacks, each with the command that mends it.
+    """Say what this machine has and lacks.
+
+    Each lack comes with the command that mends it.
 
     Exit code 1 when something is lacking that a sweep on this machine needs.
     """

@@ -15,7 +15,7 @@ def recipe(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Write a commented recipe for a model, ready for `graphtune sweep`."""
+    """Write a commented recipe for a model."""
     from graphtune.errors import InputError
     from graphtune.recipe_template import recipe_text
 

@@ -41,9 +41,10 @@ def sweep(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
 ) -> None:
-    """Capture and time a model's graphs under the lists and settings of a recipe.
+    """Measure what a recipe asks for.
 
-    Running the same command again resumes: cells that are measured are not measured again.
+    Captures and times the model's graphs under the recipe's lists and settings, each in a process of its own. Running
+    the same command again resumes: cells that are measured are not measured again.
     """
     from graphtune.device import choose_device
     from graphtune.planner import plan_sweep
