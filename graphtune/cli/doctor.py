@@ -13,9 +13,7 @@ def doctor(
 ) -> None:
     """Say what this machine has and lacks.
 
-    Each lack comes with the command that mends it.
-
-    Exit code 1 when something is lacking that a sweep on this machine needs.
+    Each lack comes with the command that mends it. Exit code 1 when a sweep on this machine needs what is lacking.
     """
     import json
     from dataclasses import asdict
