@@ -93,7 +93,8 @@ def boot_lines(boot: BootSummary) -> list[str]:
     if boot.kv_tokens is not None or boot.kv_bytes is not None:
         tokens = "unknown" if boot.kv_tokens is None else f"{boot.kv_tokens:,}"
         lines.append(f"KV cache: {tokens} tokens, {size(boot.kv_bytes)}")
-    for name, use in (("decode", boot.decode), ("prefill", boot.prefill)):
+    uses = (("decode", boot.decode), ("largest rank's decode", boot.over_ranks), ("prefill", boot.prefill))
+    for name, use in uses:
         if use is None:
             continue
         marks = ", ".join(f"{mark} {value:,}" for mark, value in use.percentiles.items())

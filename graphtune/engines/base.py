@@ -101,13 +101,15 @@ class MemoryRule:
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of a launch: a capture list, its largest size, the limit of running requests, or what runs."""
+    """One change of a launch: a capture list (``sizes``), its largest size or the limit of running requests
+    (``number``), what runs (``text``), padding on, or the memory fraction (``fraction``)."""
 
-    what: Literal["sizes", "largest", "limit", "mode", "padding"]
+    what: Literal["sizes", "largest", "limit", "mode", "padding", "fraction"]
     phase: Literal["decode", "prefill"] = "decode"
     sizes: tuple[int, ...] = ()
     number: int = 0
     text: str = ""
+    fraction: float = 0.0
 
 
 @dataclass(frozen=True)

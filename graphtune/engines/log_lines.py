@@ -133,6 +133,19 @@ def stamp(prefix: str) -> str | None:
     return found[1] if found else None
 
 
+_known_ranks: dict[bytes, str] = {}
+
+
+def known_rank(prefix: bytes) -> str:
+    """``rank`` of a prefix without a time, of which a log has few."""
+    found = _known_ranks.get(prefix)
+    if found is None:
+        found = rank(prefix.decode("utf-8", "replace"))
+        if len(_known_ranks) < 4096:
+            _known_ranks[prefix] = found
+    return found
+
+
 def rank(prefix: str) -> str:
     """Ranks named in a prefix in any order, as ``DP0 TP1``; empty when there are none."""
     found = {kind: number for kind, number in _RANK.findall(prefix)}

@@ -51,11 +51,16 @@ class LogReader:
     _hot: tuple[Shape, ...] = _HOT
     _start: tuple[Shape, ...] = _START_UP
     _glued: bool = True
+    _http: bool = True
+    _tails: bool = True
 
     def events(self, stream: IO[bytes]) -> Iterator[Event]:
         """Events of a stream in its order, in memory that does not grow with it."""
         for block, lines in blocks(stream):
             self._prepare(block)
+            if not (self._hot or self._start or self._glued or self._http or self._tails):
+                self._nothing(lines)
+                continue
             usual = () if self._glued else tuple((s.quick, s.engine) for s in self._hot if s.quick is not None)
             for line in lines:
                 for quick, engine in usual:
@@ -83,7 +88,17 @@ class LogReader:
 
         self._hot = tuple(shape for shape in _HOT if wanted(shape))
         self._start = tuple(shape for shape in _START_UP if wanted(shape))
+        self._http = block is None or any(mark in block for mark in _HTTP)
+        self._tails = block is None or any(tail in block for tail in _TAILS)
         self._glued = block is None or block[:1] == b"{" or any(mark in block for mark in _GLUED)
+
+    def _nothing(self, lines: list[bytes]) -> None:
+        """Count lines of a block that holds no anchor of any message."""
+        blank = sum(1 for line in lines if not line or line.isspace())
+        self.lines += len(lines)
+        self.skipped[OTHER] += len(lines) - blank
+        self.skipped[BLANK] += blank
+        self.skipped = +self.skipped
 
     def line(self, line: bytes) -> list[Event]:
         """Events of one physical line, which is counted once."""
@@ -117,14 +132,14 @@ class LogReader:
                     return ([], CUT) if isinstance(found, str) else (found, None)
         if not line or line.isspace():
             return [], BLANK
-        if _HTTP[0] in line or _HTTP[1] in line:
+        if self._http and (_HTTP[0] in line or _HTTP[1] in line):
             return [], HTTP
         return self._start_up(line)
 
     def _start_up(self, line: bytes) -> tuple[list[Event], str | None]:
         """Messages around start-up; two of them may share a line."""
         events: list[Event] = []
-        reason: str | None = CUT if _is_tail(line) else OTHER
+        reason: str | None = CUT if self._tails and _is_tail(line) else OTHER
         for shape in self._start:
             at = line.find(shape.anchor)
             if at < 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphtune.engines.base import Padding, Unit
+from graphtune.engines.base import Edit, Padding, Unit
 from graphtune.engines.options import Refusal
 from graphtune.engines.rules import Change, EffectiveList, GraphCount
 from graphtune.results import Phase
@@ -75,11 +75,11 @@ class ModeRun:
 
 @dataclass(frozen=True)
 class Note:
-    """A risk the settings carry, with the option that causes it and the option (or key path) that would mend it."""
+    """A risk the settings carry, with the option that causes it and the edit that would mend it."""
 
     message: str
     where: str | None = None
-    mend: tuple[str, str] | None = None
+    mend: Edit | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from graphtune.engines import ENGINES
 from graphtune.engines.base import DeviceFacts, Edit, Engine
 from graphtune.engines.grids import ceil_to
 from graphtune.engines.launch import Launch
@@ -31,7 +32,8 @@ def lint_launch(
 ) -> LintReport:
     """All verdicts on a launch of ``engine`` on ``device``.
 
-    A launch that the engine's parser stops at gets errors only. Without ``dense_share`` only lists that the user chose are looked at for dense neighbours.
+    A launch that the engine's parser stops at gets errors only. Without ``dense_share`` only lists that the user chose
+    are looked at for dense neighbours.
     """
     bench = _Bench(engine, launch, device)
     resolution = bench.resolution
@@ -49,8 +51,17 @@ def lint_launch(
         source,
         worst_first(verdicts),
         tuple(_facts(run) for run in resolution.phases if run.graphs and resolution.parsed),
-        resolution.assumptions,
+        (*_version_assumed(engine), *resolution.assumptions),
         resolution.unread,
+    )
+
+
+def _version_assumed(engine: Engine) -> tuple[str, ...]:
+    checked = ENGINES[engine.name].version
+    if engine.version == checked:
+        return ()
+    return (
+        f"flags are read by the rules of {engine.name} {checked}, as far as {engine.version} is not known to differ",
     )
 
 
@@ -337,16 +348,8 @@ def _mode(bench: _Bench, mode: ModeRun) -> Verdict:
 
 def _risk(bench: _Bench, note: Note) -> Verdict:
     verdict = Verdict("risk", note.message, where=note.where)
-    if note.mend is None:
-        return verdict
-    name, value = note.mend
-    if name.startswith("-"):
-        changed = bench.launch.with_option(name, value, instead_of=("--" + name[2:].replace("-", "_"),))
-    else:
-        changed = bench.launch.with_setting(tuple(name.split(".")), float(value))
-    if any(risk.message == note.message for risk in bench.engine.resolve(changed, bench.device).risks):
-        return verdict
-    return _with_edit(verdict, bench.launch, changed)
+    edits = [note.mend] if note.mend is not None else []
+    return bench.verdict(verdict, edits, lambda result: all(risk.message != note.message for risk in result.risks))
 
 
 def _facts(run: PhaseRun) -> PhaseFacts:

@@ -51,7 +51,8 @@ class BootAssembly:
         self.utilization: dict[str, float] = {}
         self.disagreements: list[str] = []
         self.second: str | None = None
-        self.same_second: dict[str, bool] = {}
+        self.same_second: dict[str, tuple[int, bool | None]] = {}
+        self.over_ranks = Readings()
         self.split_seconds = 0
         self.prefill_off: str | None = None
         self.host_read: str | None = None
@@ -79,17 +80,29 @@ class BootAssembly:
         if event.at != self.second:
             self._close_second()
             self.second = event.at
-        if event.graph is not None and event.at is not None:
-            self.same_second[event.rank] = event.graph
+        if event.at is not None:
+            self.same_second[event.rank] = (event.requests, event.graph)
 
     def _close_second(self) -> None:
-        """Ranks that step together must all replay or all run eagerly."""
-        if len(self.same_second) > 1 and len(set(self.same_second.values())) > 1:
-            self.split_seconds += 1
-            if len(self.disagreements) < MOST_EXAMPLES:
-                who = ", ".join(f"{name or 'no rank'} {graph}" for name, graph in sorted(self.same_second.items()))
-                self.disagreements.append(f"at {self.second} the ranks differ on graphs: {who}")
+        """Ranks that step together use the size of the largest, and must all replay or all run eagerly."""
+        if len(self.same_second) > 1:
+            largest = max(requests for requests, _ in self.same_second.values())
+            graphs = {graph for _, graph in self.same_second.values()}
+            together = graphs.pop() if len(graphs) == 1 else None
+            self.over_ranks.weights[(largest, together)] += 1
+            self.over_ranks.readings += 1
+            if together is None:
+                self._split_second()
         self.same_second.clear()
+
+    def _split_second(self) -> None:
+        states = {name: graph for name, (_, graph) in self.same_second.items() if graph is not None}
+        if len(set(states.values())) < 2:
+            return
+        self.split_seconds += 1
+        if len(self.disagreements) < MOST_EXAMPLES:
+            who = ", ".join(f"{name or 'no rank'} {graph}" for name, graph in sorted(states.items()))
+            self.disagreements.append(f"at {self.second} the ranks differ on graphs: {who}")
 
     def _start_up(self, event: ev.Event) -> None:
         match event:
@@ -249,6 +262,7 @@ class BootAssembly:
             kv_bytes=max(self.kv_bytes.values()) if self.kv_bytes else None,
             memory=self.memory,
             decode=self.decode.use("requests", decode_top(captures, self.settings)),
+            over_ranks=self.over_ranks.use("requests", decode_top(captures, self.settings)),
             prefill=self.prefill.use("tokens", _top(captures, ("prefill",), 1)),
             steps=self._steps(captures),
             modes=tuple(self.modes),

@@ -102,7 +102,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class BootSummary:
-    """One start of a server and what followed it."""
+    """One start of a server and what followed it. ``over_ranks`` is the largest batch of all ranks at one second, by
+    which ranks that gather choose their size; None when one rank at a time is seen."""
 
     engine: str | None
     version: str | None
@@ -127,6 +128,7 @@ class BootSummary:
     utilization: dict[str, float]
     disagreements: tuple[str, ...]
     prefill_off: str | None = None
+    over_ranks: BatchUse | None = None
 
     def captured(self, *phases: str) -> tuple[CaptureRecord, ...]:
         """Captures of the target model in the given phases."""

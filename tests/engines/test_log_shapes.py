@@ -107,6 +107,17 @@ def test_the_quick_reading_of_a_batch_line_says_what_the_reading_by_key_says() -
     quick = list(LogReader().events(io.BytesIO(text)))
     assert quick == read(*lines)
     assert len(quick) == 3
+    lines = [
+        V + "| 13              | 16            | 3            | FULL         | 120   |",
+        "INFO 02-17 18:32:47 [loggers.py:257] | 700 | 700 | 0 | NONE | 5 |",
+        "INFO 02-17 18:32:47 [loggers.py:257] Engine 002: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 7.5 tokens/s, Running: 4 reqs, Waiting: 0 reqs",
+        V
+        + "Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 7.5 tokens/s, Running: 5 reqs, Waiting: 0 reqs",
+        V
+        + "8 Engines Aggregated: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 7.5 tokens/s, Running: 40 reqs, Waiting: 0 reqs",
+    ]
+    assert list(LogReader().events(io.BytesIO("\n".join(lines).encode()))) == read(*lines)
+    assert len(read(*lines)) == 5
 
 
 @pytest.mark.parametrize(

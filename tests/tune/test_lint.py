@@ -73,6 +73,15 @@ BY_FLAGS = [
         "",
         "",
     ),
+    (
+        "A19 unknown backend",
+        "vllm",
+        "-cc.cudagraph_mode=FULL --attention-backend VARLEN --max-num-seqs 8",
+        None,
+        H100,
+        "risk",
+        "unless the attention backend declares ALWAYS; VARLEN is not known to",
+    ),
     ("A21", "vllm", "--max-num-seqs 32 --spec-tokens 16", None, H100, "gap", "covers 30 of 32 requests"),
     (
         "A21 stride",
@@ -346,7 +355,9 @@ def test_high_fractions_are_a_risk_with_a_lower_one_to_write(
 
 
 def test_a_fraction_outside_its_range() -> None:
-    assert "without a check" in of(lint("sglang", "--mem-fraction-static 1.5 --max-running-requests 8"), "risk")[0].message
+    assert (
+        "without a check" in of(lint("sglang", "--mem-fraction-static 1.5 --max-running-requests 8"), "risk")[0].message
+    )
     assert lint("vllm", "--gpu-memory-utilization 1.2").exit_code == 1
 
 

@@ -143,6 +143,14 @@ def test_ranks_that_disagree_are_named() -> None:
     assert "TP1 500, TP0 1,000" in kv.disagreements[0]
 
 
+def test_the_size_of_ranks_that_step_together_is_the_largest() -> None:
+    found = boot(*SGLANG_START, decode(8, True, 7, "DP0"), decode(40, True, 7, "DP1"), decode(3, True, 8, "DP0"))
+    assert found.over_ranks is not None
+    assert (found.over_ranks.readings, found.over_ranks.histogram) == (1, ((40, 1),))
+    assert found.over_ranks.above_top == 1.0
+    assert boot(decode(8, True, 7), decode(9, True, 8)).over_ranks is None
+
+
 def test_many_disagreements_are_counted_and_only_some_are_shown() -> None:
     lines = [decode(2, rank == 0, s, f"DP{rank}") for s in range(30) for rank in (0, 1)]
     found = boot(*lines)

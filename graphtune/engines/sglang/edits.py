@@ -52,5 +52,9 @@ def with_backend(launch: Launch, phase: Phase, backend: str) -> Launch:
     return launch.with_option(f"--cuda-graph-backend-{phase}", backend)
 
 
+def with_fraction(launch: Launch, fraction: float) -> Launch:
+    return launch.with_option("--mem-fraction-static", f"{fraction:g}")
+
+
 def with_limit(launch: Launch, requests: int) -> Launch:
     return launch.with_option("--max-running-requests", str(requests))

@@ -57,6 +57,8 @@ class SGLang(Engine):
             return edits.with_limit(launch, edit.number)
         if edit.what == "mode":
             return edits.with_backend(launch, edit.phase, edit.text)
+        if edit.what == "fraction":
+            return edits.with_fraction(launch, edit.fraction)
         return launch.without("--disable-cuda-graph-padding")
 
     def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:

@@ -23,7 +23,7 @@ from graphtune.engines.events import (
     Settings,
 )
 from graphtune.engines.log_fields import gib, number, sizes, whole
-from graphtune.engines.log_lines import rank, stamp
+from graphtune.engines.log_lines import known_rank, rank, stamp
 from graphtune.engines.log_shapes import CUT, Found, Shape, prefix
 
 DECODE_LOG_INTERVAL = 40
@@ -52,8 +52,6 @@ _USUAL_DECODE = re.compile(
 _USUAL_PREFILL = re.compile(
     _USUAL + rb"Prefill batch[.,] #new-seq: (\d{1,7}), #new-token: (\d{1,9}), [^\[]*?cuda graph: (True|False)\b[^\[]*$"
 )
-_ranks: dict[str, str] = {}
-_ranks_of_bytes: dict[bytes, str] = {}
 
 
 def _stamped(before: str) -> tuple[str | None, str]:
@@ -61,22 +59,7 @@ def _stamped(before: str) -> tuple[str | None, str]:
     found = _PREFIX.search(before)
     if found is None:
         return stamp(before), rank(before)
-    written = found[3]
-    known = _ranks.get(written)
-    if known is None:
-        known = rank(written)
-        if len(_ranks) < 4096:
-            _ranks[written] = known
-    return (f"{found[1]} {found[2]}" if found[1] else found[2]), known
-
-
-def _rank_of(written: bytes) -> str:
-    known = _ranks_of_bytes.get(written)
-    if known is None:
-        known = rank(written.decode())
-        if len(_ranks_of_bytes) < 4096:
-            _ranks_of_bytes[written] = known
-    return known
+    return (f"{found[1]} {found[2]}" if found[1] else found[2]), known_rank(found[3].encode())
 
 
 def usual_decode(line: bytes) -> Event | None:
@@ -86,7 +69,7 @@ def usual_decode(line: bytes) -> Event | None:
         return None
     when, written, requests, tokens, graph = found.groups()
     return Running(
-        when.decode(), _rank_of(written), int(requests), int(tokens), _TRUTH[graph], DECODE_LOG_INTERVAL, "iterations"
+        when.decode(), known_rank(written), int(requests), int(tokens), _TRUTH[graph], DECODE_LOG_INTERVAL, "iterations"
     )
 
 
@@ -96,7 +79,7 @@ def usual_prefill(line: bytes) -> Event | None:
     if found is None:
         return None
     when, written, requests, tokens, graph = found.groups()
-    return Prefill(when.decode(), _rank_of(written), int(requests), int(tokens), _TRUTH[graph])
+    return Prefill(when.decode(), known_rank(written), int(requests), int(tokens), _TRUTH[graph])
 
 
 def decode_batch(text: str, at: int) -> Found:

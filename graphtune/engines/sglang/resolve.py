@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphtune.engines.base import DeviceFacts, Padding
+from graphtune.engines.base import DeviceFacts, Edit, Padding
 from graphtune.engines.options import Reading
 from graphtune.engines.resolution import ModeRun, Note, PhaseRun, Reach, Resolution
 from graphtune.engines.rules import GraphCount
@@ -149,7 +149,7 @@ def risks(settings: Settings) -> tuple[Note, ...]:
     elif fraction is not None and fraction > 0.95:
         where = settings.where["mem_fraction_static"]
         text = f"--mem-fraction-static {fraction:g} leaves little for activations and graphs"
-        found.append(Note(text, where, ("--mem-fraction-static", "0.95")))
+        found.append(Note(text, where, Edit("fraction", fraction=0.95)))
     context = settings.serving.context_len
     for size in settings.config.prefill.bs or ():
         if context is not None and size > context:
@@ -166,4 +166,8 @@ def assumptions(settings: Settings, device: DeviceFacts) -> tuple[str, ...]:
         found.append("--speculative-num-draft-tokens is not given: 4 tokens a request are assumed")
     if settings.attention_dp or settings.layout.deepep:
         found.append("sizes are not aligned to attention ranks here: whether they are depends on the model")
+    if "enable_pdmux" in settings.where:
+        found.append("with --enable-pdmux the list is captured once for each stream group: one is counted")
+    if "enable_lora" in settings.where or "lora_paths" in settings.where:
+        found.append("a server that captures with and without adapters records twice the graphs counted")
     return tuple(found)

@@ -27,6 +27,14 @@ def with_padding(launch: Launch) -> Launch:
     return launch.with_setting((GRAPHS, "enable_padding"), True)
 
 
+def with_fraction(launch: Launch, fraction: float) -> Launch:
+    for name in ("--kv_cache_free_gpu_memory_fraction", "--free_gpu_memory_fraction"):
+        if any(option.name.replace("-", "_") == name.replace("-", "_") for option in launch.options):
+            dashed = "--" + name[2:].replace("_", "-")
+            return launch.with_option(name, f"{fraction:g}", instead_of=(dashed,))
+    return launch.with_setting(("kv_cache_config", "free_gpu_memory_fraction"), fraction)
+
+
 def with_limit(launch: Launch, requests: int) -> Launch:
     if any(option.name.replace("_", "-") == "--max-batch-size" for option in launch.options):
         return launch.with_option("--max_batch_size", str(requests), instead_of=("--max-batch-size",))

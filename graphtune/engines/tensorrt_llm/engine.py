@@ -74,6 +74,8 @@ class TensorRTLLM(Engine):
             return edits.with_largest(launch, edit.number) if edit.phase == "decode" else None
         if edit.what == "limit":
             return edits.with_limit(launch, edit.number)
+        if edit.what == "fraction":
+            return edits.with_fraction(launch, edit.fraction)
         return edits.with_padding(launch) if edit.what == "padding" else None
 
     def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphtune.engines.base import Edit
 from graphtune.engines.options import Reading
 from graphtune.engines.resolution import Note, PhaseRun, Reach, Resolution
 from graphtune.engines.rules import EffectiveList, GraphCount
@@ -91,7 +92,7 @@ def risks(settings: Settings) -> tuple[Note, ...]:
     if fraction is not None and fraction > 0.95:
         where = settings.where.get("free_gpu_memory_fraction", "--kv_cache_free_gpu_memory_fraction")
         text = f"free_gpu_memory_fraction {fraction:g} leaves little for graphs and activations"
-        found.append(Note(text, where, ("kv_cache_config.free_gpu_memory_fraction", "0.9")))
+        found.append(Note(text, where, Edit("fraction", fraction=0.9)))
     if settings.max_seq_len is not None:
         for size in settings.prefill_sizes or ():
             if size > settings.max_seq_len:

@@ -72,5 +72,10 @@ def with_mode(launch: Launch, mode: str) -> Launch:
     return _with_key(launch, MODE, mode, None)
 
 
+def with_fraction(launch: Launch, fraction: float) -> Launch:
+    option = "--gpu-memory-utilization"
+    return launch.with_option(option, f"{fraction:g}", instead_of=("--gpu_memory_utilization",))
+
+
 def with_limit(launch: Launch, requests: int) -> Launch:
     return launch.with_option("--max-num-seqs", str(requests), instead_of=("--max_num_seqs",))

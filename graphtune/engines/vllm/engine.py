@@ -46,6 +46,8 @@ class VLLMEngine(Engine):
             return edits.with_largest(launch, edit.number)
         if edit.what == "limit":
             return edits.with_limit(launch, edit.number)
+        if edit.what == "fraction":
+            return edits.with_fraction(launch, edit.fraction)
         return edits.with_mode(launch, edit.text) if edit.what == "mode" else None
 
     def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:

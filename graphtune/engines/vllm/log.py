@@ -22,7 +22,7 @@ from graphtune.engines.events import (
     Utilization,
 )
 from graphtune.engines.log_fields import gib, number, sizes, whole
-from graphtune.engines.log_lines import rank
+from graphtune.engines.log_lines import known_rank, rank
 from graphtune.engines.log_shapes import CUT, Found, Shape, prefix
 
 STATS_INTERVAL_S = 10.0
@@ -40,6 +40,36 @@ _ROW = re.compile(r"\|\s*(\d{1,9})\s*\|\s*(\d{1,9})\s*\|\s*(\d{1,9})\s*\|\s*([A-
 _BAR = re.compile(r"Capturing CUDA graphs? ?(?:shapes)?(?:\(([^)]{1,60})\))?[^:]{0,20}:\s*\d+%\|[^|]*\| (\d+)/(\d+)")
 _BLOCKS = re.compile(r"# (?:GPU|cuda) blocks: (\d{1,9})")
 _LISTS = re.compile(r"\[[\d,\s]{1,20000}\]")
+
+
+_USUAL = rb"(\([^()]*\) )?(?:INFO|WARNING) (\d\d-\d\d \d\d:\d\d:\d\d) \[[^\]'\"]*\] "
+_USUAL_RUNNING = re.compile(
+    _USUAL
+    + rb"(?:Engine (\d{1,5}): )?Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: [\d.]+ tokens/s, "
+    rb"Running: (\d{1,7}) reqs,[^|]*$"
+)
+_USUAL_ROW = re.compile(_USUAL + rb"\| *(\d{1,9}) *\| *(\d{1,9}) *\| *\d{1,9} *\| *([A-Z_]+) *\| *(\d{1,15}) *\|\s*$")
+
+
+def usual_running(line: bytes) -> Event | None:
+    """A reading of one engine in the form of recent versions."""
+    found = _USUAL_RUNNING.match(line)
+    if found is None:
+        return None
+    process, when, engine, requests = found.groups()
+    who = known_rank(process) if process else ""
+    if engine and not who:
+        who = f"DP{int(engine)}"
+    return Running(when.decode(), who, int(requests), None, None, STATS_INTERVAL_S, "seconds")
+
+
+def usual_row(line: bytes) -> Event | None:
+    """A row of a step table in the form of recent versions."""
+    found = _USUAL_ROW.match(line)
+    if found is None:
+        return None
+    process, _, raw, padded, mode, steps = found.groups()
+    return Step(known_rank(process) if process else "", int(raw), int(padded), mode.decode(), int(steps))
 
 
 def running(text: str, at: int) -> Found:
@@ -307,6 +337,6 @@ SHAPES: tuple[Shape, ...] = tuple(
     )
 )
 HOT: tuple[Shape, ...] = (
-    Shape(b"Avg prompt throughput", running, "vllm"),
-    Shape(b" | ", step_row, "vllm"),
+    Shape(b"Avg prompt throughput", running, "vllm", usual_running),
+    Shape(b" | ", step_row, "vllm", usual_row),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from graphtune.engines.base import DeviceFacts
+from graphtune.engines.base import DeviceFacts, Edit
 from graphtune.engines.options import Reading, Refusal
 from graphtune.engines.resolution import ModeRun, Note, PhaseRun, Reach, Resolution
 from graphtune.engines.rules import EffectiveList, GraphCount
@@ -43,7 +43,7 @@ def resolve(settings: Settings, reading: Reading, device: DeviceFacts) -> Resolu
             for change in mode.changes
         ),
         refusals=tuple(dict.fromkeys(reading.refusals)),
-        risks=risks(settings),
+        risks=risks(settings, device),
         assumptions=assumptions(settings, device, of),
         unread=tuple(reading.unread),
         parsed=parsed,
@@ -148,16 +148,22 @@ def _check_compile_sizes(settings: Settings, listed: EffectiveList, reading: Rea
         )
 
 
-def risks(settings: Settings) -> tuple[Note, ...]:
+def risks(settings: Settings, device: DeviceFacts) -> tuple[Note, ...]:
     found = []
     utilization = settings.serving.mem_fraction
     if utilization is not None and utilization > 0.95 and settings.kv_cache_bytes is None:
         where = settings.where["gpu_memory_utilization"]
         text = f"--gpu-memory-utilization {utilization:g} is above 0.95, and graph memory is only estimated beforehand"
-        found.append(Note(text, where, ("--gpu-memory-utilization", "0.95")))
+        found.append(Note(text, where, Edit("fraction", fraction=0.95)))
     if utilization is not None and settings.kv_cache_bytes is not None:
         where = settings.where["kv_cache_memory_bytes"]
         found.append(Note("--kv-cache-memory-bytes bypasses --gpu-memory-utilization and the graph estimate", where))
+    unknown = modes.support_of(settings.attention, device, settings.flash_attention) is None
+    if settings.mode == "FULL" and settings.mode_explicit and unknown:
+        text = "FULL graphs of batches that mix prefill and decode freeze their lengths, unless the attention backend"
+        text += f" declares ALWAYS; {settings.attention or 'the backend, which is not named,'} is not known to"
+        at = settings.where.get("compilation.cudagraph_mode")
+        found.append(Note(text, at, Edit("mode", text="FULL_AND_PIECEWISE")))
     context = settings.serving.context_len
     for size in settings.asked.sizes or ():
         if context is not None and size > context:
