@@ -97,8 +97,13 @@ def pieces(line: bytes) -> list[bytes]:
         line = _COLOUR.sub(b"", line)
     parts = line.split(b"\r") if b"\r" in line else [line]
     if b"it/s]" in line or b"?it/s" in line or b"s/it]" in line:
-        parts = [piece for part in parts for piece in _GLUE.split(part)]
+        parts = [piece for part in parts for piece in (_GLUE.split(part) if _may_be_glued(part) else (part,))]
     return [part for part in parts if part and not part.isspace()]
+
+
+def _may_be_glued(part: bytes) -> bool:
+    """A cheap look for anything that ``_GLUE`` may split at."""
+    return b"[2" in part or b" pid=" in part or b"]INFO" in part or b"]WARNING" in part or b"]ERROR" in part
 
 
 def _unwrapped(line: bytes) -> bytes:
