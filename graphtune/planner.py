@@ -76,7 +76,9 @@ def plan_sweep(
                     template,
                     lists=group,
                     latency=latency if first else (),
-                    profile_sizes=profile if first and latency else (),
+                    # Outputs and launches are the same in every process; the first one checks and counts them.
+                    profile_sizes=profile if first and latency and process == 1 else (),
+                    gate=process == 1,
                     process=process,
                 )
             )

@@ -146,8 +146,8 @@ class Mark:
     """Device memory at one moment, read after synchronise, garbage collection and emptying torch's cache.
 
     ``stage`` is one of context, weights, kv_cache, workspace, buffers, eager_warmup; then for each list before_list,
-    capture (once per size), captured, replayed, measured, profiled, torn_down. ``nvml_process_bytes`` is null where a container hides processes; ``nvml_device_bytes`` is then the
-    second reading. ``free_delta_bytes`` is the fall of the device's free bytes since before the context.
+    capture (once per size), captured, replayed, measured, profiled, torn_down. ``nvml_process_bytes`` is null where a
+    container hides processes; ``nvml_device_bytes`` is then the second reading. ``free_delta_bytes`` is the fall of the device's free bytes since before the context.
     """
 
     stage: str

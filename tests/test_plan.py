@@ -124,7 +124,9 @@ def test_processes_repeat_whole_cells_and_controls_come_once() -> None:
     made = plan(recipe, processes=3)
     kinds = [(cell.purpose, cell.process, len(cell.lists)) for cell in made.cells]
     assert kinds == [("main", n, lists) for n in (1, 2, 3) for lists in (1, 2, 2)] + [("control", 1, 1)]
-    assert made.cells[0] == replace(made.cells[3], process=1)
+    # Outputs are checked in the first process only.
+    assert made.cells[0] == replace(made.cells[3], process=1, gate=True)
+    assert [cell.gate for cell in made.cells] == [True] * 3 + [False] * 6 + [True]
     assert len({cell.id for cell in made.cells}) == 10
     control = made.cells[-1]
     assert control.lists[0] in (*made.cells[1].lists[1:], *made.cells[2].lists[1:])

@@ -65,7 +65,7 @@ class HostPace:
     reading; one that takes over SLOW times the fastest so far means that somebody else has the core.
     """
 
-    def __init__(self, patience_s: float = 30.0) -> None:
+    def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._fastest = math.inf
         for _ in range(20):
@@ -107,7 +107,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self.pace = HostPace(30.0 if self._cuda else 0.0)
+        self.pace = HostPace(10.0 if self._cuda else 0.0)
         if self._cuda:
             self._start = torch.cuda.Event(enable_timing=True)
             self._end = torch.cuda.Event(enable_timing=True)

@@ -71,7 +71,7 @@ def test_matches_float64(page_size: int, heads: int, kv_heads: int, head_size: i
 
 
 def test_planning_ahead_does_not_disturb_the_step_that_runs() -> None:
-    cache, table, attention, buffers = setup(16, 32, 8, 128)
+    _, table, attention, buffers = setup(16, 32, 8, 128)
     lengths = np.full(16, 380, dtype=np.int32)
     rows = table.admit(lengths.tolist())
     (live,) = make_batches(table, rows=rows, lengths=lengths[None], vocab_size=10, seed=1)

@@ -414,8 +414,9 @@ STEPS: list[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] 
     lambda h, x, s: h.view_as(h)[torch.arange(3, -1, -1)],
     lambda h, x, s: h.mul_(2) if h.data_ptr() not in (x.data_ptr(), s.data_ptr()) else h * 2,
     lambda h, x, s: h[1:3].add_(1).new_zeros(4, 4) + h if h.data_ptr() != x.data_ptr() else h + 1,
-    lambda h, x, s: s.add_(h),
-    lambda h, x, s: s[:2].copy_(h[2:]) @ h,
+    # Cloned, because h may be a transposed view of s, and eager refuses or garbles a write that overlaps its input.
+    lambda h, x, s: s.add_(h.clone()),
+    lambda h, x, s: s[:2].copy_(h[2:].clone()) @ h,
     lambda h, x, s: h.softmax(-1),
     lambda h, x, s: torch.cat([h[:2], x[2:]]),
     lambda h, x, s: h @ x,
