@@ -62,6 +62,13 @@ def test_sglang_prefill_does_not_append_its_maximum() -> None:
     assert sglang.generate_prefill(-1) == ()
 
 
+def test_sglang_lists_of_compiled_and_ragged_batches() -> None:
+    assert sglang.generate_cpu(5, padding=False) == (1, 2, 3, 4, 5)
+    assert sglang.generate_cpu(90)[15:] == (16, 18, 20, 22, 24, 26, 28, 30, *range(32, 81, 4), 84, 90)
+    assert sglang.compile_sizes((1, 2, 32, 40)) == (1, 2, 32)
+    assert sglang.verify_tiers((1, 2, 4), 3) == (3, 6, 12)
+
+
 @pytest.mark.parametrize(
     ("mib", "chunk", "decode", "decode_tp4"),
     [

@@ -54,6 +54,22 @@ def test_sglang_reserve_depends_on_the_largest_decode_size_not_on_their_number()
     assert memory.reserve_mib(device, Serving(), decode_max=257) == memory.reserve_mib(device, Serving()) + 2
 
 
+def test_sglang_reserve_of_special_deployments() -> None:
+    device = DeviceFacts(81559)
+    plain = memory.reserve_mib(device, Serving())
+    assert memory.reserve_mib(device, Serving(), deepep=True) == plain + 1024 + 2048
+    assert memory.reserve_mib(device, Serving(), xpu=True) == plain + 2048
+    assert memory.reserve_mib(device, Serving(), mla=True) == plain - 8 * 58 + 1536
+    assert memory.reserve_mib(device, Serving(), attention_dp=2) == plain + 3 * 256 * 2
+    assert memory.reserve_mib(device, Serving(tp=4), attention_dp=2, decode_max=512) == (
+        memory.reserve_mib(device, Serving(tp=4)) + 4.5 * 512 * 2
+    )
+    assert memory.post_capture_reserve_mib(Serving(tp=2)) == 1536 + 256
+    assert memory.multimodal_factor(24, 1024) == 0.95
+    assert memory.multimodal_factor(240, 1024) == pytest.approx(0.95 * 0.8)
+    assert memory.multimodal_factor(1, 16) == pytest.approx(0.95 * 1.05)
+
+
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_reserve_bytes_is_part_of_the_card(name: str) -> None:
     engine, device = ENGINES[name], DeviceFacts(81559)

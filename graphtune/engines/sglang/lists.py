@@ -78,3 +78,21 @@ def generate_prefill(largest: int) -> tuple[int, ...]:
         steps(4608, largest, 512),
     )
     return tuple(size for size in grid if size <= largest)
+
+
+def generate_cpu(largest: int, *, padding: bool = True) -> tuple[int, ...]:
+    """The list of a CPU server, whose "graphs" are compiled forwards, up to ``torch_compile_max_bs``."""
+    if not padding:
+        return tuple(steps(1, largest, 1))
+    grid = ascending(steps(1, 16, 1), steps(18, 30, 2), steps(32, 80, 4), steps(84, largest, 8))
+    return ascending((size for size in grid if size <= largest), (largest,))
+
+
+def compile_sizes(sizes: tuple[int, ...], torch_compile_max_bs: int = 32) -> tuple[int, ...]:
+    """The decode sizes that ``--enable-torch-compile`` compiles before they are captured."""
+    return tuple(size for size in sizes if size <= torch_compile_max_bs)
+
+
+def verify_tiers(sizes: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Token counts of ragged verification: each decode size times the rows of a request."""
+    return tuple(size * width for size in sizes)

@@ -19,11 +19,14 @@ def reserve_mib(
     prefill_buckets: int | None = None,
     attention_dp: int = 0,
     mla: bool = False,
+    deepep: bool = False,
+    xpu: bool = False,
 ) -> float:
     """The reserve in MiB: constant, activations, ranks and a guess at graphs.
 
     The graph term grows with the largest decode size and with the number of prefill sizes, not with the number of
-    decode sizes. ``decode_max`` and ``prefill_buckets`` default to the engine's own lists.
+    decode sizes. ``decode_max`` and ``prefill_buckets`` default to the engine's own lists; ``deepep`` counts breakable
+    prefill graphs.
     """
     largest = lists.decode_max(device, serving) if decode_max is None else decode_max
     chunk = lists.chunked_prefill_size(device, serving)
@@ -38,11 +41,26 @@ def reserve_mib(
     if attention_dp and serving.role != "prefill":
         graphs += 3 * largest * attention_dp + (1.5 * largest * attention_dp if largest > 300 else 0)
     if prefill_graphs and serving.role != "decode":
-        graphs += 1536 if mla else 8 * buckets
+        graphs += (1536 if mla else 8 * buckets) + (1024 if deepep else 0)
     reserve = 512 + 1.5 * tokens + 128 * serving.tp * serving.pp + graphs
     if device.nvml_total_mib is not None and device.nvml_total_mib > LARGE_DEVICE_MIB:
         reserve = max(reserve, 10240)
-    return reserve
+    if deepep and decode_graphs and serving.role != "prefill":
+        reserve += 2048
+    return reserve + (2048 if xpu else 0)
+
+
+def post_capture_reserve_mib(serving: Serving, *, multimodal_on_mib: int | None = None) -> float:
+    """The reserve in MiB when the KV cache is sized after capture, which is off by default."""
+    less = 8192 / multimodal_on_mib if multimodal_on_mib else 0.0
+    return 1536 + 128 * serving.tp * serving.pp - less
+
+
+def multimodal_factor(vision_layers: int, vision_hidden: int) -> float:
+    """What the fraction of a multimodal model is multiplied by: less for a larger vision tower than 24 layers of
+    1024, more for a smaller one, within bounds."""
+    relative = vision_layers * vision_hidden**2 / (24 * 1024**2)
+    return 0.95 * min(max(1 - 0.1 * (relative - 1), 0.8), 1.05)
 
 
 def mem_fraction_static(device: DeviceFacts, serving: Serving, *, reserve: float | None = None) -> float:
