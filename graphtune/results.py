@@ -38,7 +38,10 @@ class CaptureList:
 
 @dataclass(frozen=True)
 class Samples:
-    """At most 20 stored samples of one quantity in microseconds, out of ``taken``; ``stop`` is the rule that ended sampling."""
+    """At most 20 stored samples of one quantity in microseconds, out of ``taken``; ``stop`` is the rule that ended it.
+
+    ``flags`` say what disturbed the sampling.
+    """
 
     us: tuple[float, ...]
     taken: int
@@ -113,10 +116,10 @@ class CapturedList:
     """One capture list as captured in a process: its captures in capture order, bytes, seconds and gate.
 
     ``graph_bytes``: device bytes after all captures minus before the first. ``torch_bytes`` is the part that torch's
-    allocator owns, ``outside_torch_bytes`` the rest: graph executables. A driver keeps the latter for the next graphs of
-    a process, so only a process's first list shows them; ``outside_source`` says ``measured`` there and ``composed``
-    where they are those of the first list with the same sizes. ``leftover_bytes``: torch's bytes after tear-down minus
-    before the first capture (4 MiB is the limit for going on in the same process).
+    allocator owns, ``outside_torch_bytes`` the rest: graph executables. A driver keeps the latter for the next graphs
+    of a process, so only a process's first list shows them; ``outside_source`` says ``measured`` there and
+    ``composed`` where they are those of the first list with the same sizes. ``leftover_bytes``: torch's bytes after
+    tear-down minus before the first capture (4 MiB is the limit for going on in the same process).
     """
 
     list: CaptureList
@@ -147,7 +150,8 @@ class Mark:
 
     ``stage`` is one of context, weights, kv_cache, workspace, buffers, eager_warmup; then for each list before_list,
     capture (once per size), captured, replayed, measured, profiled, torn_down. ``nvml_process_bytes`` is null where a
-    container hides processes; ``nvml_device_bytes`` is then the second reading. ``free_delta_bytes`` is the fall of the device's free bytes since before the context.
+    container hides processes; ``nvml_device_bytes`` is then the second reading. ``free_delta_bytes`` is the fall of
+    the device's free bytes since before the context.
     """
 
     stage: str
