@@ -23,7 +23,7 @@ class Pace:
     share_of_max_seconds: float
 
 
-PACES = {"cuda": Pace(12.0, 0.2, 0.06, 0.5), "cpu": Pace(8.0, 2.0, 0.05, 0.6)}
+PACES = {"cuda": Pace(6.0, 0.05, 0.07, 0.35), "cpu": Pace(8.0, 2.0, 0.05, 0.6)}
 
 
 def expected_seconds(cell: Cell, model: ModelConfig, device: str) -> float:

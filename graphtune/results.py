@@ -216,7 +216,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes of the model as loaded; ``shard_of`` is N when the shapes are those of one rank of N, else 1."""
+    """Sizes of the model as loaded; ``shard_of`` is N when the shapes are those of one rank of N, else 1.
+
+    ``attention_kernels`` and ``layer_kernels`` name the implementations that ran.
+    """
 
     weights_bytes: int
     kv_bytes_per_token: int
@@ -227,6 +230,8 @@ class ModelFacts:
     parameters: int
     shard_of: int
     load: str
+    attention_kernels: str | None = None
+    layer_kernels: str | None = None
 
 
 @dataclass(frozen=True)

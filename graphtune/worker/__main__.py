@@ -89,9 +89,12 @@ class Progress:
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        if self.cell.shard == 1:
-            return ()
-        return (f"shapes of one rank of {self.cell.shard}; collectives are absent from every figure",)
+        warnings = []
+        if self.cell.shard > 1:
+            warnings.append(f"shapes of one rank of {self.cell.shard}; collectives are absent from every figure")
+        if self.environment and self.environment.other_processes:
+            warnings.append(f"{self.environment.other_processes} other processes had the GPU open")
+        return tuple(warnings)
 
 
 def main() -> int:

@@ -88,6 +88,8 @@ def build(cell: Cell, device: torch.device, reached: Callable[[str], None]) -> E
         parameters=config.parameter_count(),
         shard_of=cell.shard,
         load="random" if cell.weights is None else "safetensors",
+        attention_kernels=attention.kernels,
+        layer_kernels=model.kernels.name,
     )
     return Engine(device, model, cache, table, attention, eager, facts)
 

@@ -168,7 +168,7 @@ class Measurement:
         return captures
 
     def _latency(self, runner: GraphDecode) -> None:
-        clock = Clock(self.engine.device)
+        clock = Clock(self.engine.device, self.gpu)
         total = sum(len(at.sizes) for at in self.cell.latency)
         done = 0
         for at in self.cell.latency:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pynvml
 
+POWER_CAP = "power cap"
 THROTTLE_REASONS = {
-    pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
+    pynvml.nvmlClocksThrottleReasonSwPowerCap: POWER_CAP,
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
     pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "thermal (software)",
     pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "thermal (hardware)",

@@ -14,6 +14,7 @@ import torch
 
 from graphtune.plan import Measure
 from graphtune.results import Execution, Point, Samples, StopRule
+from graphtune.worker.nvml import POWER_CAP, Gpu
 from graphtune.worker.runners.decode import DecodeStep
 from graphtune.worker.runners.series import BatchSeries
 
@@ -105,7 +106,8 @@ class Clock:
     the delay: waiting for launches is what it does.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, gpu: Gpu | None = None) -> None:
+        self._gpu = gpu
         self._cuda = device.type == "cuda"
         self.pace = HostPace(10.0 if self._cuda else 0.0)
         if self._cuda:
@@ -139,6 +141,13 @@ class Clock:
             "plan_us": [(planned - filled) * 1e6],
             "launch_us": [launch_us],
         }
+
+    def disturbances(self) -> tuple[str, ...]:
+        """What is wrong now. A power cap is not: a server under this load runs into it too."""
+        slowdown = self.pace.slowdown()
+        host = (f"host slowed down {slowdown:.1f}x",) if slowdown > SLOW else ()
+        throttled = () if self._gpu is None else self._gpu.throttle_reasons()
+        return (*host, *(reason for reason in throttled if reason != POWER_CAP))
 
     def in_a_row(self, step: DecodeStep, series: BatchSeries) -> dict[str, list[float]]:
         """Steps in a row, each ended by waiting for its output, as a server that reads the sampled tokens. One sample
@@ -242,8 +251,7 @@ def time_point(
                 break
             clock.pace.wait()
             taken = _sample(reading, series, measure)
-        slowdown = clock.pace.slowdown()
-        flags = (f"host slowed down {slowdown:.1f}x",) if slowdown > SLOW else ()
+        flags = clock.disturbances()
         for execution, quantities in taken.items():
             sampled[execution].update({name: replace(kept, flags=flags) for name, kept in quantities.items()})
     return [

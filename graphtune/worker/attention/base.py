@@ -25,6 +25,9 @@ class AttentionBackend(ABC):
     seq_len_fill: int
     """Length that a padded row pretends to have; it must be legal for the backend's kernels."""
 
+    kernels: str
+    """The kernels in use, for the record."""
+
     @abstractmethod
     def private_tensors(self) -> dict[str, torch.Tensor]:
         """Every private buffer by name: the address check covers them."""

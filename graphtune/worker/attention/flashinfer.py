@@ -54,6 +54,7 @@ class FlashInferAttention(AttentionBackend):
         self._table = table
         self._shape = _Shape(heads, kv_heads, head_size, cache.page_size, cache.pool.dtype)
         self._tensor_cores = heads // kv_heads >= TENSOR_CORE_GROUP
+        self.kernels = f"flashinfer {KERNELS} on {'tensor' if self._tensor_cores else 'CUDA'} cores"
         self._max = max_requests
         ints = 2 * max_requests + 1 + cache.pages + max_requests
         self._metadata = torch.zeros(ints, dtype=torch.int32, device=device)
@@ -84,11 +85,6 @@ class FlashInferAttention(AttentionBackend):
         self._public_plan(self._eager, 1)
         self._batch: DecodeBatch | None = None
         self._wrapper = self._eager
-
-    @property
-    def kernels(self) -> str:
-        """The kernels in use, for the record."""
-        return f"flashinfer {KERNELS}{' tensor cores' if self._tensor_cores else ''}"
 
     @property
     def workspace_bytes(self) -> int:

@@ -94,6 +94,7 @@ class SdpaAttention(AttentionBackend):
     """No plan, no workspace: everything it needs is in the batch, the cache and the request table."""
 
     name = "sdpa"
+    kernels = "torch scaled_dot_product_attention"
     seq_len_fill = 1
 
     def __init__(self, cache: PagedKVCache, table: RequestTable) -> None:
