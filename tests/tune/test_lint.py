@@ -1,27 +1,17 @@
 """Verdicts: the right one for each public case, an edit that mends it, and never an exception."""
 
-# ruff: noqa: E501 - log lines are as long as servers print them
-
 from __future__ import annotations
 
-import io
 import json
 import shlex
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import DeviceFacts
 from graphtune.engines.launch import Launch, parse_command, split_options
-from graphtune.tune.lint import DENSE_SHARE, lint_launch, thinned
-from graphtune.tune.lint_log import lint_log
-from graphtune.tune.log_summary import summarise
-from graphtune.tune.verdict import FAILING, MEANING, LintReport, Verdict, edit_text
+from graphtune.tune.lint import lint_launch
+from graphtune.tune.verdict import FAILING, LintReport, Verdict
 from graphtune.yaml_source import parse_yaml
 
 H100 = DeviceFacts(81559)
@@ -32,10 +22,6 @@ def lint(engine: str, flags: str, device: DeviceFacts = H100, yaml: str | None =
     values, source = parse_yaml(yaml, "file.yaml") if yaml else (None, None)
     launch = Launch(options=split_options(shlex.split(flags))[1], settings=values, source=source)
     return lint_launch(ENGINES[engine], launch, device)
-
-
-def lint_lines(*lines: str) -> LintReport:
-    return lint_log(summarise(io.BytesIO("\n".join(lines).encode()), "test.log"))
 
 
 def of(report: LintReport, code: str) -> list[Verdict]:
@@ -111,7 +97,7 @@ BY_FLAGS = [
         "2048 becomes 700",
     ),
     (
-        "A21 issue",
+        "A21 speculation",
         "vllm",
         "--max-num-seqs 6 --spec-tokens 6 --max-cudagraph-capture-size 42",
         None,
@@ -244,7 +230,7 @@ def test_public_cases_by_flags(
     assert report.exit_code == int(any(verdict.code in FAILING for verdict in report.verdicts))
 
 
-def test_the_issue_case_is_mended_by_the_next_grid_point() -> None:
+def test_that_case_is_mended_by_the_next_grid_point() -> None:
     report = lint("vllm", "--max-num-seqs 6 --spec-tokens 6 --max-cudagraph-capture-size 42")
     (gap,) = of(report, "gap")
     assert (gap.covered, gap.reachable, gap.unit) == (5, 6, "requests")
@@ -400,296 +386,3 @@ def test_graph_counts_are_spelt_out() -> None:
     decode = next(phase for phase in report.phases if phase.phase == "decode")
     assert "2 adapter variants × 2 models (target and draft)" in decode.graphs
     assert decode.graph_count == len(decode.sizes) * 4
-
-
-# --- by log ---
-
-CAPTURE_32 = "[2026-03-04 05:00:05 TP0] Capture target decode CUDA graph begin. backend=full, num_tokens_per_req=1, bs=[1, 2, 4, 8, 12, 16, 24, 32], avail mem=7.10 GB"
-
-
-def decode_line(requests: int, graph: bool, second: int, rank: str = "TP0") -> str:
-    return (
-        f"[2026-03-04 05:06:{second:02d} {rank}] Decode batch, #running-req: {requests}, #token: 600, token usage: 0.10, "
-        f"cuda graph: {graph}, gen throughput (token/s): 1.0, #queue-req: 0"
-    )
-
-
-def test_a25_the_cliff() -> None:
-    report = lint_lines(
-        CAPTURE_32, *[decode_line(67, False, s) for s in (1, 2, 3)], *[decode_line(23, True, s) for s in (4, 5)]
-    )
-    (gap,) = of(report, "gap")
-    assert "60% of decode iterations run above the largest size 32" in gap.message
-    assert "covering p99 takes 67 requests" in gap.message
-    assert "inflated" in gap.message
-    assert gap.mended is not None
-    assert gap.mended.args == ("--cuda-graph-max-bs-decode", "67")
-    assert report.exit_code == 1
-
-
-def test_a27_ranks() -> None:
-    report = lint_lines(decode_line(32, True, 7, "DP0"), decode_line(1, False, 7, "DP1"))
-    assert any("DP0 True, DP1 False" in verdict.message for verdict in of(report, "risk"))
-
-
-def test_a28_mode_by_log() -> None:
-    report = lint_lines(
-        "WARNING 11-24 11:44:17 [compilation.py:1390] CUDAGraphMode.FULL_AND_PIECEWISE is not supported with spec-decode for attention backend "
-        "FlashInferBackend (support: AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE); setting cudagraph_mode=PIECEWISE"
-    )
-    (mode,) = of(report, "mode")
-    assert (mode.asked, mode.runs) == ("FULL_AND_PIECEWISE", "PIECEWISE")
-    assert mode.mended is not None
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "RuntimeError: CUDA error: operation not permitted when stream is capturing",
-        "RuntimeError: cudaErrorStreamCaptureUnsupported: operation not permitted",
-    ],
-)
-def test_a30_a_capture_error_is_no_question_of_memory(message: str) -> None:
-    report = lint_lines(
-        CAPTURE_32,
-        "Capturing batches (bs=16 avail_mem=9.00 GB):   0%|   | 2/8 [00:00<?, ?it/s]",
-        "    return x.item()",
-        message,
-    )
-    (error,) = of(report, "error")
-    assert "not a memory problem" in error.message
-    assert "while capturing size 16 (requests)" in error.message
-    assert ".item()" in error.message
-    assert error.edit == ()
-
-
-def test_out_of_memory_says_how_much_is_short_and_what_to_lower() -> None:
-    report = lint_lines(
-        "[2026-03-04 05:00:00] server_args=ServerArgs(model_path='/m', mem_fraction_static=0.88)",
-        CAPTURE_32,
-        "Capturing batches (bs=32 avail_mem=0.10 GB):   0%|   | 0/8 [00:00<?, ?it/s]",
-        "[2026-03-04 05:00:06 TP0] Capture cuda graph failed: CUDA out of memory. Tried to allocate 136.00 MiB. GPU 0 has a total capacity of 22.36 GiB of which 120.88 MiB is free.",
-    )
-    (error,) = of(report, "error")
-    assert "short by 15.12 MiB" in error.message
-    assert "while capturing size 32" in error.message
-    assert error.mended is not None
-    assert error.mended.args == ("--mem-fraction-static", "0.87")
-
-
-def test_a33_prefill_padding() -> None:
-    report = lint_lines(
-        "[2026-03-04 05:00:05 TP0] Capture target prefill CUDA graph begin. backend=breakable, num_tokens=[2816, 3072, 8192], avail mem=7.10 GB",
-        *[
-            f"[2026-03-04 05:06:07 TP0] Prefill batch, #new-seq: 1, #new-token: {n}, #cached-token: 0, #running-req: 0, #queue-req: 0"
-            for n in (3208, 3353)
-        ],
-    )
-    (gap,) = of(report, "gap")
-    assert "3208 tokens → 8192, 2.55 times" in gap.message
-    assert "3353 tokens → 8192, 2.44 times" in gap.message
-    assert gap.sizes == (3208, 3353)
-
-
-def test_lists_utilization_and_estimates_by_log() -> None:
-    report = lint_lines(
-        "WARNING 11-24 11:44:17 [x.py:1] Truncating max_cudagraph_capture_size to 96",
-        "INFO 11-24 11:44:17 [x.py:1] The current --gpu-memory-utilization=0.9500 is equivalent to less. To keep it, increase --gpu-memory-utilization to 0.9700.",
-        "INFO 11-24 11:44:17 [x.py:1] CUDA graph pool memory: 0.65 GiB (actual), 0.50 GiB (estimated), difference: 0.15 GiB (23.7%).",
-    )
-    assert "the largest size is 96" in of(report, "changed")[0].message
-    risks = [verdict.message for verdict in of(report, "risk")]
-    assert any("suggests a utilization of 0.97" in text for text in risks)
-    assert any("graphs took 666 MiB, the engine estimated 512 MiB" in text for text in risks)
-    assert report.exit_code == 0
-
-
-def test_step_tables_by_log() -> None:
-    report = lint_lines("| 13 | 16 | 3 | FULL | 120 |", "| 700 | 700 | 0 | NONE | 30 |")
-    assert "20% of 150 steps ran eagerly" in of(report, "gap")[0].message
-
-
-def test_a_log_with_nothing_wrong() -> None:
-    report = lint_lines(CAPTURE_32, *[decode_line(20, True, s) for s in range(5)])
-    assert report.verdicts == ()
-    assert report.exit_code == 0
-
-
-# --- what holds for any input ---
-
-numbers = st.integers(-1, 700).map(str)
-lists = st.lists(numbers, min_size=1, max_size=8)
-vllm_flags = st.fixed_dictionaries(
-    {},
-    optional={
-        "--max-num-seqs": numbers.map(lambda n: [n]),
-        "--spec-tokens": st.integers(0, 8).map(lambda n: [str(n)]),
-        "--max-cudagraph-capture-size": numbers.map(lambda n: [n]),
-        "--cudagraph-capture-sizes": lists,
-        "--max-num-batched-tokens": numbers.map(lambda n: [n]),
-        "-cc.cudagraph_mode": st.sampled_from([["FULL"], ["NONE"], ["PIECEWISE"], ["FULL_DECODE_ONLY"]]),
-        "--attention-backend": st.sampled_from([["FLASHINFER"], ["CUTLASS_MLA"], ["TRITON_ATTN"]]),
-        "--enforce-eager": st.just([]),
-    },
-)
-sglang_flags = st.fixed_dictionaries(
-    {},
-    optional={
-        "--max-running-requests": numbers.map(lambda n: [n]),
-        "--cuda-graph-max-bs-decode": numbers.map(lambda n: [n]),
-        "--cuda-graph-bs-decode": lists,
-        "--cuda-graph-bs-prefill": lists,
-        "--chunked-prefill-size": numbers.map(lambda n: [n]),
-        "--speculative-algorithm": st.just(["EAGLE"]),
-        "--disable-cuda-graph-padding": st.just([]),
-        "--pp-size": st.just(["2"]),
-    },
-)
-launches = st.one_of(st.tuples(st.just("vllm"), vllm_flags), st.tuples(st.just("sglang"), sglang_flags))
-
-
-@settings(max_examples=60, deadline=None)
-@given(launches)
-def test_an_edit_mends_what_it_says_it_mends(case: tuple[str, dict[str, list[str]]]) -> None:
-    engine, flags = case
-    text = shlex.join([token for name, values in flags.items() for token in (name, *values)])
-    report = lint(engine, text)
-    order = [list(MEANING).index(verdict.code) for verdict in report.verdicts]
-    assert order == sorted(order)
-    assert report.exit_code == int(any(verdict.code in FAILING for verdict in report.verdicts))
-    for verdict in report.verdicts:
-        assert verdict.message
-        if verdict.mended is None:
-            assert verdict.edit == ()
-            continue
-        assert verdict.edit
-        after = lint(engine, shlex.join(verdict.mended.args))
-        alike = [
-            v
-            for v in of(after, verdict.code)
-            if (v.phase, v.message, v.runner) == (verdict.phase, verdict.message, verdict.runner)
-        ]
-        assert alike == []
-
-
-@given(st.lists(st.integers(1, 600), max_size=40), st.floats(0.001, 0.5))
-def test_thinning_leaves_no_dense_neighbours_and_keeps_the_top(sizes: list[int], share: float) -> None:
-    given_sizes = tuple(sorted(set(sizes)))
-    kept = thinned(given_sizes, share)
-    assert set(kept) <= set(given_sizes)
-    assert kept[-1:] == given_sizes[-1:]
-    assert all((b - a) / b >= share for a, b in pairwise(kept))
-
-
-def test_edits_are_described_option_by_option() -> None:
-    before = Launch(options=split_options(["--a", "1", "--b"])[1], settings={"k": {"x": 1}})
-    after = Launch(options=split_options(["--a", "2", "--c"])[1], settings={"k": {"x": 2}, "n": 3})
-    assert edit_text(before, after) == ("drop --b", "--a 1 → --a 2", "add --c", "k.x: 1 → 2", "add n: 3")
-
-
-def test_the_default_share_is_a_share() -> None:
-    assert 0 < DENSE_SHARE < 1
-
-
-# --- the command ---
-
-
-def run(*args: str, text: str | None = None) -> tuple[int, str]:
-    from graphtune.cli.app import app
-
-    result = CliRunner().invoke(app, ["lint", *args], input=text)
-    return result.exit_code, result.output
-
-
-def test_the_command_says_five_of_six() -> None:
-    args = ["--engine", "vllm", "--max-num-seqs", "6", "--spec-tokens", "6", "--max-cudagraph-capture-size", "42"]
-    code, text = run(*args)
-    assert code == 1
-    assert "covers 5 of 6 requests" in text
-    assert "mend: --max-cudagraph-capture-size 42 → --max-cudagraph-capture-size 48" in text
-    code, text = run(*args, "--json")
-    data = json.loads(text)
-    assert (code, data["exit_code"], data["schema"]) == (1, 1, 1)
-    assert data["verdicts"][0]["code"] == "gap"
-
-
-def test_the_command_takes_a_launch_command_in_quotes() -> None:
-    code, text = run(
-        "vllm serve some/model --max-num-seqs 8 -cc.cudagraph_mode=FULL_DECODE_ONLY -O3", "--gpu-mem", "80"
-    )
-    assert code == 0
-    assert "vllm 0.33, from command" in text
-
-
-def test_short_flags_of_an_engine_are_not_taken_for_help() -> None:
-    code, text = run("--engine", "vllm", "-cc.cudagraph_mode=FULL_DECODE_ONLY", "--max-num-seqs", "8", "-tp", "2")
-    assert code == 0
-    assert "Usage" not in text
-
-
-def test_the_command_takes_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("max-num-seqs: 6\nspec-tokens: 6\nmax-cudagraph-capture-size: 42\n")
-    code, text = run("--engine", "vllm", "--config", str(file))
-    assert code == 1
-    assert "covers 5 of 6" in text
-    # A flag beside the file counts over it.
-    assert run("--engine", "vllm", "--config", str(file), "--max-num-seqs", "5")[0] == 0
-    yaml = tmp_path / "trt.yaml"
-    yaml.write_text("cuda_graph_config:\n  enable_padding: true\n  batch_sizes: [1, 2, 4]\n")
-    code, text = run(f"trtllm-serve model --max_batch_size 8 --extra_llm_api_options {yaml}")
-    assert code == 1
-    assert "covers 4 of 8 requests" in text
-    json_file = tmp_path / "sglang.json"
-    json_file.write_text(json.dumps({"cuda-graph-config": {"decode": {"bs": [1, 2]}}, "max-running-requests": 4}))
-    code, text = run("--engine", "sglang", "--config", str(json_file))
-    assert code == 1
-    assert "covers 2 of 4 requests" in text
-
-
-def test_the_command_takes_a_log(tmp_path: Path) -> None:
-    code, text = run("--log", "-", text="\n".join([CAPTURE_32, decode_line(67, False, 1)]))
-    assert code == 1
-    assert "above the largest size 32" in text
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        ([], "no engine is named"),
-        (["--engine", "lmdeploy"], "unknown engine 'lmdeploy'"),
-        (["--engine", "vllm", "serve"], "neither a flag nor a launch command"),
-        (["echo hello world"], "does not say which engine"),
-        (["--engine", "sglang", "vllm serve m"], "the command starts vllm, not sglang"),
-        (["vllm serve 'm"], "cannot be read"),
-        (["--engine", "vllm", "--config", "/nowhere/x.yaml"], "no such file"),
-        (["--log", "/nowhere/x.log"], "no such file"),
-        (["--log", "x", "--max-num-seqs", "3"], "a log is checked alone"),
-        (["--engine", "vllm", "--gpu-mem", "big"], "not a memory size"),
-        (["--engine", "vllm", "--compute-capability", "nine"], "no compute capability"),
-        (["--engine", "vllm", "--dense-share", "2"], "no share"),
-        (["--engine", "vllm", "--engine-version", "new"], "is not a version"),
-    ],
-)
-def test_bad_input_gets_one_message_and_exit_2(args: list[str], says: str) -> None:
-    code, text = run(*args)
-    assert code == 2
-    assert says in text
-
-
-@pytest.mark.parametrize("content", ["a: [1", "- 1\n- 2\n", "a: 1\na: 2\n", "\x00"])
-def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "bad.yaml"
-    file.write_text(content)
-    for engine in ENGINES:
-        code, text = run("--engine", engine, "--config", str(file))
-        assert code == 2
-        assert "bad.yaml" in text
-
-
-@pytest.mark.field_data
-def test_field_logs_by_lint(field_data: Path) -> None:
-    code, text = run("--log", str(field_data / "logs" / "vllm-0.22.1-default.log"))
-    assert code == 0
-    assert "graphs took 666 MiB, the engine estimated 512 MiB" in text
-    assert run("--log", str(field_data / "logs" / "sglang-0.5.16-default.log"))[0] == 0

@@ -4,21 +4,17 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from graphtune.engines.base import GIB
-from graphtune.errors import InputError
 from graphtune.tune.log_records import BootSummary, LogSummary, percentiles
-from graphtune.tune.log_summary import contradictions, summarise, summarise_file
+from graphtune.tune.log_summary import summarise, summarise_file
 
 
 def gib(amount: float) -> int:
@@ -293,40 +289,6 @@ def test_tensorrt_llm_keeps_the_last_kv_size_and_collects_sizes() -> None:
     assert (capture.sizes, capture.count, capture.used_bytes, capture.seconds) == ((1, 2, 4), 3, None, None)
 
 
-# --- /server_info ---
-
-
-def info(graph: object, tokens: int = 1000, running: int = 4096) -> str:
-    state = {
-        "memory_usage": {"weight": 15.0, "kvcache": 4.0, "token_capacity": tokens, "graph": graph},
-        "effective_max_running_requests_per_dp": running,
-    }
-    return json.dumps({"model_path": "/secret", "tp_size": 2, "version": "0.5.23", "internal_states": [state]})
-
-
-def test_server_info_is_read_like_a_log(tmp_path: Path) -> None:
-    file = tmp_path / "info.json"
-    file.write_text(info({"prefill": 0.5, "decode": 0.25, "draft_decode": 0.0}))
-    found = summarise_file(str(file))
-    last = found.boots[-1]
-    assert (found.kind, last.version, last.kv_tokens) == ("server_info", "0.5.23", 1000)
-    assert last.graph_bytes == gib(0.75)
-    assert last.settings == {"tp_size": 2, "max_running_requests": 4096}
-    assert "secret" not in repr(found).replace(str(tmp_path), "")
-
-
-def test_contradictions_between_a_log_and_the_server_are_reported(tmp_path: Path) -> None:
-    file = tmp_path / "info.json"
-    log = summary(*SGLANG_START)
-    file.write_text(info({"prefill": 0.5, "decode": 0.5}))
-    assert contradictions([log, summarise_file(str(file))]) == ()
-    file.write_text(info(0.25, tokens=900, running=64))
-    found = contradictions([log, summarise_file(str(file))])
-    assert any("KV tokens: the log says 1,000, /server_info 900" in text for text in found)
-    assert any("graph memory" in text and "one phase only" in text for text in found)
-    assert any("max_running_requests" in text for text in found)
-
-
 # --- arithmetic ---
 
 
@@ -338,52 +300,6 @@ def test_percentiles_are_those_of_the_expanded_list(weights: dict[int, int]) -> 
         place = -(-len(expanded) * quantile // 100) - 1
         assert found[f"p{quantile}"] == expanded[place]
     assert found["max"] == expanded[-1]
-
-
-# --- the command ---
-
-
-def run(*args: str, text: str | None = None) -> tuple[int, str]:
-    from graphtune.cli.app import app
-
-    result = CliRunner().invoke(app, ["log", "summary", *args], input=text)
-    return result.exit_code, result.output
-
-
-def test_the_command_prints_lines_and_json(tmp_path: Path) -> None:
-    file = tmp_path / "server.log"
-    file.write_text("\n".join([*SGLANG_START, decode(67, False), 'INFO: 1.2.3.4:5 - "GET / HTTP/1.1" 200 OK']))
-    code, text = run(str(file))
-    assert code == 0
-    assert "capture target decode full [TP1]: 5 graphs, sizes 1…32 requests, 1.00 GiB, 3.00 s" in text
-    assert "graph memory: 1.00 GiB a rank" in text
-    assert "KV cache: 1,000 tokens" in text
-    assert "100.0% above the largest size 32" in text
-    assert "1 http" in text
-    code, text = run(str(file), "--json")
-    data = json.loads(text)
-    assert data["files"][0]["boots"][0]["graph_bytes"] == gib(1)
-    assert "1.2.3.4" not in text
-
-
-def test_gzip_and_standard_input_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "server.log.gz"
-    file.write_bytes(gzip.compress("\n".join(SGLANG_START).encode()))
-    assert summarise_file(str(file)).boots[-1].graph_bytes == gib(1)
-    code, text = run("-", "--json", text="\n".join(SGLANG_START))
-    assert code == 0
-    assert json.loads(text)["files"][0]["lines"] == len(SGLANG_START)
-
-
-@pytest.mark.parametrize("content", ["", "hello\nworld\n", "{}", "\x00\x01"])
-def test_a_file_that_says_nothing_is_bad_input(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "other.txt"
-    file.write_text(content)
-    with pytest.raises(InputError, match="says anything of graphs"):
-        summarise_file(str(file))
-    assert run(str(file))[0] == 2
-    assert run(str(tmp_path / "missing.log"))[0] == 2
-    assert run(str(tmp_path))[0] == 2
 
 
 # --- field data ---
