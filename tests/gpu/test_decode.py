@@ -35,7 +35,7 @@ CONFIG = {
 def engine(request: pytest.FixtureRequest) -> Engine:
     config = CONFIG if request.param == "tensor cores" else {**CONFIG, "num_key_value_heads": 4}
     cell = replace(tiny.cell(), model_config=config, dtype="bfloat16", attention="flashinfer", kv_tokens=64 * 1200)
-    cell = replace(cell, lists=(tiny.capture_list(1, 2, 4, 8, 16, 32),))
+    cell = replace(cell, lists=(tiny.capture_list(1, 2, 4, 8, 16, 32, 256),))
     torch.cuda.set_stream(torch.cuda.Stream())
     with torch.inference_mode():
         made = build(cell, DEVICE, lambda stage: None)
@@ -102,21 +102,21 @@ def test_a_size_that_cannot_be_recorded_is_named_and_the_others_work(engine: Eng
 
 def test_sharing_and_order_decide_the_pool(engine: Engine) -> None:
     def pool_bytes(**settings: str) -> int:
-        runner = captured(engine, tiny.capture_list(*range(64, 513, 64), **settings))
+        runner = captured(engine, tiny.capture_list(*range(32, 257, 32), **settings))
         size = runner.backend.pool_bytes()
         runner.tear_down()
         torch.cuda.empty_cache()
         return size
 
-    largest = 512 * 32000 * 2
-    engine.eager.buffers = type(engine.eager.buffers)(engine.eager.buffers.slots, 513, DEVICE)
+    largest = 256 * 32000 * 2
     shared = pool_bytes()
-    assert largest <= shared < 1.4 * largest
+    assert largest <= shared < 1.6 * largest
     assert pool_bytes(output="per_size") > 3 * largest
 
 
 def test_a_series_steps_through_its_lengths_and_keeps_its_mean(engine: Engine) -> None:
-    series = BatchSeries(engine.table, size=4, context=100, vocab_size=32000, seed=1)
+    with torch.inference_mode():
+        series = BatchSeries(engine.table, size=4, context=100, vocab_size=32000, seed=1)
     lengths = [int(series.next().seq_lens_host[0]) for _ in range(32)]
     assert lengths[:16] == lengths[16:] == list(range(93, 109))
     assert int(series.middle.seq_lens_host[0]) == 100

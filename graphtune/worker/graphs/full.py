@@ -35,7 +35,7 @@ class FullBackend(GraphBackend):
         self._output = output
         if torch.cuda.current_stream() == torch.cuda.default_stream():
             raise RuntimeError("set a stream of your own before making this backend; the default one cannot capture")
-        self._pool: Any = None
+        self._pools: list[Any] = []
         self._graphs: dict[ShapeKey, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[ShapeKey, torch.Tensor] = {}
         self._inputs: dict[ShapeKey, tuple[torch.Tensor, ...]] = {}
@@ -45,8 +45,8 @@ class FullBackend(GraphBackend):
         torch.cuda.synchronize()
         gc.collect()
         torch.cuda.empty_cache()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        if not self._pools:
+            self._pools.append(torch.cuda.graph_pool_handle())
         # A collection in the middle of a recording could free a CUDA object, which a recording must not do.
         gc.freeze()
         was_enabled = gc.isenabled()
@@ -67,7 +67,7 @@ class FullBackend(GraphBackend):
         capture_inputs: Sequence[torch.Tensor] = (),
         post_warmup_hook: Callable[[], None] | None = None,
     ) -> CaptureTiming:
-        if self._pool is None:
+        if not self._pools:
             raise RuntimeError("capture_one() outside capture_session()")
         started = time.perf_counter()
         live_bytes = 0
@@ -100,7 +100,7 @@ class FullBackend(GraphBackend):
 
     def _record(self, graph: torch.cuda.CUDAGraph, forward: Forward, first_block_bytes: int) -> torch.Tensor:
         # torch.cuda.graph() would synchronise, collect and empty caches at every size; the session did that once.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=self._pools[-1], capture_error_mode="thread_local")
         try:
             if first_block_bytes:
                 # One block as large as the forward ever holds, given back at once: activations and output are then
@@ -111,12 +111,15 @@ class FullBackend(GraphBackend):
         except BaseException as error:
             with contextlib.suppress(RuntimeError):
                 graph.capture_end()
+            # Torch keeps a pool that a failed capture recorded into marked as in use; later sizes need another one.
+            self._pools.append(torch.cuda.graph_pool_handle())
             if isinstance(error, torch.cuda.OutOfMemoryError) or not isinstance(error, Exception):
                 raise
             raise CaptureError(describe(error)) from error
         try:
             graph.capture_end()
         except RuntimeError as error:
+            self._pools.append(torch.cuda.graph_pool_handle())
             raise CaptureError(f"ending the capture failed: {first_line(error)}") from error
         return output
 
@@ -131,9 +134,8 @@ class FullBackend(GraphBackend):
         return self._outputs[key]
 
     def pool_bytes(self) -> int:
-        if self._pool is None:
-            return 0
-        return sum(int(segment["total_size"]) for segment in torch.cuda.memory_snapshot(mempool_id=self._pool))
+        segments = (segment for pool in self._pools for segment in torch.cuda.memory_snapshot(mempool_id=pool))
+        return sum(int(segment["total_size"]) for segment in segments)
 
     def cleanup(self) -> None:
         torch.cuda.synchronize()
@@ -142,7 +144,7 @@ class FullBackend(GraphBackend):
         self._graphs.clear()
         self._outputs.clear()
         self._inputs.clear()
-        self._pool = None
+        self._pools.clear()
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -194,7 +194,7 @@ class BackendSuite:
             expected, _, _ = step.expected(size)
             assert torch.equal(backend.replay(ShapeKey(size)), expected)
 
-    def test_a_failed_capture_leaves_earlier_graphs_usable(self, backend: GraphBackend, step: Step) -> None:
+    def test_a_failed_capture_leaves_the_other_sizes_usable(self, backend: GraphBackend, step: Step) -> None:
         recordings = {"left": 2}
 
         def reads_the_host_when_recorded() -> torch.Tensor:
@@ -209,7 +209,10 @@ class BackendSuite:
                 CaptureError, match=r"backend_suite\.py:\d+: return step\.x \* float\(step\.x\.sum\(\)\)"
             ):
                 backend.capture_one(ShapeKey(4), reads_the_host_when_recorded)
+            backend.capture_one(ShapeKey(2), lambda: step.forward(2))
         assert not backend.can_run(ShapeKey(4))
+        expected, _, _ = step.expected(2)
+        assert torch.equal(backend.replay(ShapeKey(2)), expected)
         expected, state, _ = step.expected(8)
         assert torch.equal(backend.replay(ShapeKey(8)), expected)
         assert torch.equal(step.state, state)
