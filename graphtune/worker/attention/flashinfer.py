@@ -18,7 +18,7 @@ from graphtune.worker.attention.base import AttentionBackend
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.runners.buffers import DecodeBatch
 
-FLOAT_WORKSPACE_BYTES = 128 << 20
+FLOAT_WORKSPACE_BYTES = 384 << 20
 INT_WORKSPACE_BYTES = 8 << 20
 TENSOR_CORE_GROUP = 4
 KERNELS = "fa2"
@@ -37,8 +37,8 @@ class _Shape:
 class FlashInferAttention(AttentionBackend):
     """Decode attention of FlashInfer with its kernels named (``fa2``), on tensor cores from a GQA group of 4 on.
 
-    All private buffers are made here once: a float workspace of 128 MiB, an integer workspace of 8 MiB (device and
-    pinned), and one int32 array that holds the page offsets, last page lengths and page indices of a step, with a
+    All private buffers are made here once: a float workspace of 384 MiB or more, an integer workspace of 8 MiB (device
+    and pinned), and one int32 array that holds the page offsets, last page lengths and page indices of a step, with a
     pinned twin. ``bind`` makes one wrapper per captured size over them; with ``per_size`` the wrapper keeps an integer
     workspace of its own.
     """
@@ -65,7 +65,11 @@ class FlashInferAttention(AttentionBackend):
         self._query_offsets = torch.arange(max_requests + 1, dtype=torch.int32)
         self._no_data = torch.empty(0, dtype=cache.pool.dtype)
         self._offsets, self._last_page_lens, self._indices = self._split(self._metadata)
-        self._float_workspace = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        # A split step keeps partial outputs: float32 heads × head size for rows in tiles of 16, at most two tiles per
+        # request (512 requests of a 32-head model were seen to take 1.25).
+        partial_outputs = max_requests * 2 * 16 * heads * head_size * 4
+        float_bytes = max(FLOAT_WORKSPACE_BYTES, partial_outputs)
+        self._float_workspace = torch.zeros(float_bytes, dtype=torch.uint8, device=device)
         self._int_workspace = torch.zeros(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         # Appending through a view with pages of one slot makes the write address exactly ``out_slots``.
         self._arange = torch.arange(max_requests + 1, dtype=torch.int32, device=device)
