@@ -20,6 +20,7 @@ from typing import Any
 
 from graphtune.plan import Cell
 from graphtune.results import SCHEMA, CellResult, Environment, ModelFacts, Status
+from graphtune.worker.graphs.failure import first_line
 from graphtune.worker.guard import die_with_parent
 
 STARTED = time.perf_counter()
@@ -129,10 +130,10 @@ def _measure(cell: Cell, device_name: str, progress: Progress) -> tuple[Status, 
             return _run(cell, device_name, progress)
     except (torch.cuda.OutOfMemoryError, MemoryError) as error:
         traceback.print_exc()
-        return "oom", _first_line(error)
+        return "oom", first_line(error)
     except Exception as error:
         traceback.print_exc()
-        return "failed", f"{type(error).__name__}: {_first_line(error)}"
+        return "failed", f"{type(error).__name__}: {first_line(error)}"
 
 
 def _run(cell: Cell, device_name: str, progress: Progress) -> tuple[Status, str | None]:
@@ -207,11 +208,6 @@ def _device(name: str) -> Any:
         raise RuntimeError("CUDA was asked for and torch sees no GPU")
     device = torch.device(name)
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _now() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -26,6 +28,26 @@ class CaptureTiming:
     instantiate_s: float
     nodes: int | None
     segments: int | None
+
+
+@contextlib.contextmanager
+def collector_frozen() -> Iterator[None]:
+    """Garbage collection before the block, none in it, and one after it.
+
+    A collection in the middle of a recording could free a CUDA object, which a recording must not do, and would return
+    pool bytes at a moment that differs from run to run, and with them the layout of the pool.
+    """
+    gc.collect()
+    gc.freeze()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        gc.unfreeze()
+        gc.collect()
 
 
 class CaptureError(Exception):

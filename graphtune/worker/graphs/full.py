@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +12,15 @@ import torch
 
 from graphtune.results import Sharing
 from graphtune.worker.graphs.alias import alias
-from graphtune.worker.graphs.backend import WARMUPS, CaptureError, CaptureTiming, Forward, GraphBackend
+from graphtune.worker.graphs.backend import (
+    WARMUPS,
+    CaptureError,
+    CaptureTiming,
+    Forward,
+    GraphBackend,
+    collector_frozen,
+)
+from graphtune.worker.graphs.failure import explain, first_line
 from graphtune.worker.graphs.shape_key import ShapeKey
 
 SEGMENT_BYTES = 2 << 20
@@ -43,21 +49,11 @@ class FullBackend(GraphBackend):
     @contextlib.contextmanager
     def capture_session(self) -> Iterator[None]:
         torch.cuda.synchronize()
-        gc.collect()
-        torch.cuda.empty_cache()
-        if not self._pools:
-            self._pools.append(torch.cuda.graph_pool_handle())
-        # A collection in the middle of a recording could free a CUDA object, which a recording must not do.
-        gc.freeze()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with collector_frozen():
+            torch.cuda.empty_cache()
+            if not self._pools:
+                self._pools.append(torch.cuda.graph_pool_handle())
             yield
-        finally:
-            if was_enabled:
-                gc.enable()
-            gc.unfreeze()
-            gc.collect()
             torch.cuda.synchronize()
 
     def capture_one(
@@ -115,7 +111,7 @@ class FullBackend(GraphBackend):
             self._pools.append(torch.cuda.graph_pool_handle())
             if isinstance(error, torch.cuda.OutOfMemoryError) or not isinstance(error, Exception):
                 raise
-            raise CaptureError(describe(error)) from error
+            raise CaptureError(explain(error)) from error
         try:
             graph.capture_end()
         except RuntimeError as error:
@@ -149,19 +145,6 @@ class FullBackend(GraphBackend):
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def describe(error: BaseException) -> str:
-    """What failed and where: the innermost frame outside torch, with its source text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "/torch/" not in frame.filename.replace("\\", "/")]
-    place = (ours or frames)[-1]
-    name = "/".join(place.filename.replace("\\", "/").split("/")[-2:])
-    return f"{first_line(error)} — at {name}:{place.lineno}: {place.line}"
 
 
 def node_count(graph: torch.cuda.CUDAGraph) -> int | None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from graphtune.worker.graphs.backend import CaptureError, Forward
-from graphtune.worker.graphs.tape_operators import Origin, is_model_code
+from graphtune.worker.graphs.failure import explain
 from graphtune.worker.graphs.tape_pool import BytePool
 from graphtune.worker.graphs.tape_recorder import (
     Entry,
@@ -32,7 +32,6 @@ from graphtune.worker.graphs.tape_recorder import (
     Ref,
     at_address,
     describe,
-    first_line,
     view_of,
 )
 
@@ -97,7 +96,16 @@ def record(forward: Forward, pool: BytePool, *, hold_output: bool = True) -> Rec
     is garbage until the first replay. Without ``hold_output``, later recordings may use the output's bytes again.
     Raises CaptureError naming operation, file, line and source text.
     """
-    recorder = RecorderBesideCompiler(pool) if "torch._dynamo" in sys.modules else Recorder(pool)
+    return record_with(make_recorder(pool), forward, pool, hold_output=hold_output)
+
+
+def make_recorder(pool: BytePool) -> Recorder:
+    """A recorder for one recording into ``pool``."""
+    return RecorderBesideCompiler(pool) if "torch._dynamo" in sys.modules else Recorder(pool)
+
+
+def record_with(recorder: Recorder, forward: Forward, pool: BytePool, *, hold_output: bool) -> Recording:
+    """``record`` with a recorder at hand, which ``forward`` may pause."""
     random_state = torch.get_rng_state()
     try:
         with recorder, HostReads(recorder):
@@ -105,7 +113,7 @@ def record(forward: Forward, pool: BytePool, *, hold_output: bool = True) -> Rec
     except (CaptureError, MemoryError):
         raise
     except Exception as error:
-        raise CaptureError(f"{first_line(error)} — at {innermost_line(error)}") from error
+        raise CaptureError(explain(error)) from error
     finally:
         torch.set_rng_state(random_state)
     if recorder.refused is not None:
@@ -163,13 +171,3 @@ def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
     """First address and end of the storage under a tensor."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-def innermost_line(error: BaseException) -> str:
-    """Place and text of the innermost line of the model in an error's traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if is_model_code(frame.filename)), None)
-    if frame is None or frame.lineno is None:
-        return "an unknown line"
-    origin = Origin("", frame.filename, frame.lineno)
-    return f"{origin.place}: {origin.source}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from graphtune.results import Sharing
-from graphtune.worker.graphs.backend import WARMUPS, CaptureTiming, Forward, GraphBackend
+from graphtune.worker.graphs.backend import WARMUPS, CaptureTiming, Forward, GraphBackend, collector_frozen
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.graphs.tape import Tape, record
 from graphtune.worker.graphs.tape_pool import BytePool
@@ -34,21 +33,10 @@ class TapeBackend(GraphBackend):
 
     @contextlib.contextmanager
     def capture_session(self) -> Iterator[None]:
-        # Cycles from before would keep pool bytes in use; a collection in the middle would return some of them at a
-        # moment that differs from run to run, and with them the layout of the pool.
-        gc.collect()
-        if self._pool is None:
-            self._pool = BytePool(self._segment_bytes)
-        gc.freeze()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with collector_frozen():
+            if self._pool is None:
+                self._pool = BytePool(self._segment_bytes)
             yield
-        finally:
-            if was_enabled:
-                gc.enable()
-            gc.unfreeze()
-            gc.collect()
 
     def capture_one(
         self,

@@ -15,6 +15,8 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 
+from graphtune.worker.graphs.failure import is_model_code
+
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
 BUILT_IN = {"aten", "prims", "prim"}
 ALLOCATIONS = {
@@ -61,15 +63,6 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.operation} at {self.place}: {self.source}"
-
-
-_TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent / "tape")
-
-
-def is_model_code(file: str) -> bool:
-    """False for torch, for the tape itself and for generated code without a file."""
-    return not file.startswith((_TORCH, _HERE, "<"))
 
 
 def calling_line(operation: str) -> Origin:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from graphtune.worker.graphs.backend import CaptureError
+from graphtune.worker.graphs.failure import first_line
 from graphtune.worker.graphs.tape_operators import (
     ALLOCATIONS,
     COPIES,
@@ -94,12 +95,16 @@ class Recording:
 
 
 class Recorder(TorchDispatchMode):
-    """Runs each operation, moves what it makes into pool blocks and writes down how to issue it again."""
+    """Runs each operation, moves what it makes into pool blocks and writes down how to issue it again.
+
+    While ``paused`` operations just run; ``length`` tells where in the entries a pause began.
+    """
 
     def __init__(self, pool: BytePool) -> None:
         super().__init__()
         self.refused: str | None = None
         self.assigning = False
+        self.paused = False
         self._pool = pool
         self._entries: list[Entry] = []
         self._outside: dict[Ref, Outside] = {}
@@ -111,6 +116,21 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         # Else torch imports its compiler, more than a second, at the first operation recorded in a process.
         return False
+
+    @property
+    def length(self) -> int:
+        """Entries so far."""
+        return len(self._entries)
+
+    @property
+    def made(self) -> tuple[Made, ...]:
+        """Blocks placed so far."""
+        return tuple(self._made)
+
+    def describe(self, tensor: torch.Tensor) -> Ref | Outside:
+        """A tensor as entries hold it: memory of this recording without holding it, anything else by itself."""
+        described: Ref | Outside = self._describe(tensor, calling_line("argument of a break"))
+        return described
 
     def recording(self, output: torch.Tensor, hold_output: bool) -> Recording:
         storage, ref = output.untyped_storage(), describe(output)
@@ -133,6 +153,8 @@ class Recorder(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
         facts = operator(func)
         if facts.composite:
             # Inference mode shows composites whole; their intermediates would be made outside the pool.
@@ -299,6 +321,8 @@ class HostReads(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._recorder.paused:
+            return func(*args, **(kwargs or {}))
         name = READS.get(func)
         if name is not None:
             raise self._recorder.refuse(name, HOST_READ)
@@ -367,7 +391,3 @@ def view_of(storage: torch.UntypedStorage, offset: int, ref: Ref) -> torch.Tenso
     tensor = torch.empty(0, dtype=ref.dtype).set_(storage, offset, ref.size, ref.stride)
     tensor = torch._conj(tensor) if ref.conjugated else tensor
     return torch._neg_view(tensor) if ref.negated else tensor
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
