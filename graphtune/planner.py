@@ -20,6 +20,9 @@ from graphtune.units import ASSUMED_OVERHEAD_BYTES, GIB, MIB, format_bytes
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
+GATE_PAGES = 3
+"""Pages per request that the correctness gate uses where the pool has them, for one request more than the bucket."""
+
 LARGEST_CARD_MIB = 192 * 1024
 """Memory at which no engine lowers its largest size: stands in where a recipe sets ``max`` itself."""
 
@@ -195,7 +198,7 @@ class _Pool:
                     action="Write kv_tokens: auto.",
                 )
         else:
-            wanted = [(union[-1], STEP_TOKENS)] + [
+            wanted = [(union[-1] + 1, GATE_PAGES * page)] + [
                 (sizes[-1], tokens + STEP_TOKENS) for tokens, sizes in contexts.items() if sizes
             ]
             need = max(cls(0, page, "").tokens_for(size, tokens) for size, tokens in wanted)

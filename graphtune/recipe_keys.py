@@ -148,7 +148,7 @@ class Recipe:
     shard: Annotated[int, Strict(), Field(ge=1, le=1024)] = 1
     phases: Annotated[tuple[Literal["decode"], ...], Field(min_length=1, max_length=1)] = ("decode",)
     attention: Literal["auto", "flashinfer", "sdpa"] = "auto"
-    page_size: Literal[1, 16, 64] = 1
+    page_size: Literal[1, 16, 64] = 16
     kv_tokens: Annotated[
         Annotated[int, Strict(), Field(ge=2, le=LARGEST_POOL)] | None,
         _none_for("auto"),

@@ -73,7 +73,7 @@ seed: 0
 shard: 1                      # N: the shapes of one rank of N, without collectives
 phases: [decode]
 attention: auto               # flashinfer on a GPU, sdpa on a CPU
-page_size: 1                  # KV tokens per page: 1, 16 or 64
+page_size: 16                 # KV tokens per page: 1, 16 or 64; with 1 a step stages one index per token
 kv_tokens: auto               # as many as the timed steps need and the device has room for
 processes: 2                  # repeats in fresh processes; their difference is the noise
 
