@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -12,8 +13,9 @@ from graphtune.results import CellResult, Execution, Phase, Point, Samples
 
 Time = Literal["gpu_us", "host_us", "step_us", "plan_us", "fill_us", "launch_us", "overlap_us"]
 
-COMBINED = "median per process, mean over processes"
-ASSUMED_NOISE = 0.01
+COMBINED = "median per process, geometric mean over processes"
+LEAST_TOLERANCE = 0.01
+"""No two times are told apart that differ by less, and what is assumed where only one process measured."""
 
 
 class PointKey(NamedTuple):
@@ -48,29 +50,102 @@ def spread_us(samples: Samples | None) -> tuple[float, float] | None:
     return low, high
 
 
-def process_medians(cells: Iterable[CellResult], time: Time = "step_us") -> dict[PointKey, dict[int, float]]:
-    """Per point, the median of each process that measured it, by process number.
+class Median(NamedTuple):
+    """The median of one process at one point. ``disturbed``: its samples carry a flag, as of a host slowed down."""
+
+    us: float
+    disturbed: bool
+
+
+def all_medians(cells: Iterable[CellResult], time: Time = "step_us") -> dict[PointKey, dict[int, Median]]:
+    """Per point, the median of each process that measured it, by process number, disturbed ones included.
 
     Points that failed or lack this time are left out. Cells of one process number that share a point are averaged.
     """
-    found: dict[PointKey, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[PointKey, dict[int, list[Median]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
         process = int(cell.cell.get("process", 1))
         for point in cell.points:
-            median = median_us(getattr(point, time))
-            if point.status == "ok" and median is not None:
-                found[key_of(point)][process].append(median)
-    return {key: {p: statistics.fmean(us) for p, us in by.items()} for key, by in found.items()}
+            samples: Samples | None = getattr(point, time)
+            median = median_us(samples)
+            if point.status == "ok" and median is not None and samples is not None:
+                found[key_of(point)][process].append(Median(median, bool(samples.flags)))
+    return {
+        key: {
+            process: Median(statistics.fmean(one.us for one in same), any(one.disturbed for one in same))
+            for process, same in by.items()
+        }
+        for key, by in found.items()
+    }
 
 
-def combined_us(by_process: dict[int, float]) -> float:
-    """One figure for a point: the mean of its processes' medians, so that each process counts once."""
-    return statistics.fmean(by_process.values())
+def undisturbed(by_process: Mapping[int, Median]) -> dict[int, float]:
+    """The medians that count: disturbed ones only when there are no others."""
+    good = {process: one.us for process, one in by_process.items() if not one.disturbed}
+    return good or {process: one.us for process, one in by_process.items()}
+
+
+def process_medians(cells: Iterable[CellResult], time: Time = "step_us") -> dict[PointKey, dict[int, float]]:
+    """Per point, the medians that count, by process number."""
+    return {key: undisturbed(by) for key, by in all_medians(cells, time).items()}
+
+
+def combined_us(by_process: Mapping[int, float]) -> float:
+    """One figure for a point: the geometric mean of its processes' medians.
+
+    Each process counts once, and one that is slower at everything changes no ratio of two figures.
+    """
+    return math.prod(by_process.values()) ** (1 / len(by_process))
+
+
+@dataclass(frozen=True)
+class Disturbances:
+    """How many medians there are, how many of them are disturbed, and how many of those count for want of others."""
+
+    medians: int
+    disturbed: int
+    used: int
+
+
+def disturbances(cells: Iterable[CellResult], time: Time = "step_us") -> Disturbances:
+    """Disturbed medians of a sweep."""
+    points = all_medians(cells, time).values()
+    flagged = [sum(one.disturbed for one in by.values()) for by in points]
+    used = sum(count for count, by in zip(flagged, points, strict=True) if count == len(by))
+    return Disturbances(sum(map(len, points)), sum(flagged), used)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Expected time of one thing over another: combined, and within each process that measured both."""
+
+    combined: float
+    by_process: tuple[float, ...] = ()
+
+    @property
+    def assumed(self) -> bool:
+        """True when there are no two processes whose disagreement would show the tolerance."""
+        return len(self.by_process) < 2
+
+    @property
+    def tolerance(self) -> float:
+        """How far the processes disagree about the ratio, at least 1 %."""
+        return max(LEAST_TOLERANCE, max(self.by_process, default=0.0) - min(self.by_process, default=0.0))
+
+    @property
+    def faster(self) -> bool:
+        """True when the first gains more than the tolerance in every process."""
+        return all(1 - ratio > self.tolerance for ratio in self.by_process or (self.combined,))
+
+    @property
+    def slower(self) -> bool:
+        """True when the first loses more than the tolerance in every process."""
+        return all(ratio - 1 > self.tolerance for ratio in self.by_process or (self.combined,))
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How far two processes of one sweep disagree about the same point, relative to their mean.
+    """How far two processes of one sweep disagree about the device time of the same replay, relative to its figure.
 
     ``relative`` is the difference that nine of ten points stay below. ``assumed`` when no point was measured by two
     processes: it is then 1 %.
@@ -82,21 +157,21 @@ class Noise:
 
     @property
     def words(self) -> str:
-        """The tolerance and where it comes from, in one phrase."""
+        """What the figure says, in one phrase."""
         if self.assumed:
-            return f"{self.relative:.1%}, assumed: no point was measured by two processes"
-        return f"{self.relative:.1%}: nine of ten medians of {self.points} points differ by less between two processes"
+            return f"no point was measured by two processes, so {self.relative:.1%} is assumed"
+        return f"nine of ten of {self.points} medians of gpu_us agree within {self.relative:.1%} between processes"
 
 
-def noise_between_processes(cells: Iterable[CellResult], time: Time = "step_us") -> Noise:
-    """Noise of a sweep from points that two or more of its processes measured."""
+def noise_between_processes(cells: Iterable[CellResult], time: Time = "gpu_us") -> Noise:
+    """Noise of the replays that two or more processes measured undisturbed."""
     differences = sorted(
         (max(by.values()) - min(by.values())) / combined_us(by)
-        for by in process_medians(cells, time).values()
-        if len(by) > 1 and combined_us(by) > 0
+        for key, by in process_medians(cells, time).items()
+        if key.execution == "graph" and len(by) > 1 and combined_us(by) > 0
     )
     if not differences:
-        return Noise(ASSUMED_NOISE, True, 0)
+        return Noise(LEAST_TOLERANCE, True, 0)
     if len(differences) == 1:
         return Noise(differences[0], False, 1)
     return Noise(statistics.quantiles(differences, n=10, method="inclusive")[-1], False, len(differences))

@@ -6,18 +6,22 @@ Over steps with probability p:
     expected step   = sum of p * step time / sum of p
     graph coverage  = sum of p over steps that a graph serves / sum of p
     padding waste   = sum of p * (bucket - raw) / sum of p * bucket, over steps that a graph serves
+
+Two lists are compared by the ratio of their expected steps within one process: a process on a slow or busy host is
+slow for both. How far the processes disagree about that ratio is the tolerance (``stats.Ratio``).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from graphtune.engines.base import Padding
-from graphtune.tune.latency_model import LatencyModel, Provenance
+from graphtune.stats import LEAST_TOLERANCE, Ratio
+from graphtune.tune.latency_model import LatencyModel, Provenance, StepFigure
 from graphtune.tune.memory_model import GraphCost, MemoryModel
 
 
@@ -51,7 +55,8 @@ def bucket_for(raw: int, sizes: Sequence[int], padding: Padding, cap_factor: flo
 class Evaluation:
     """A list on some traffic. ``expected_step_us`` is null when a step has no figure; ``without_figure`` lists those.
 
-    ``padding_waste`` is null when no step is served by a graph: there is then nothing to pad.
+    ``padding_waste`` is null when no step is served by a graph: there is then nothing to pad. ``by_process`` is the
+    expected step in each process that measured at least half of this traffic itself.
     """
 
     expected_step_us: float | None
@@ -59,6 +64,7 @@ class Evaluation:
     coverage: float
     padding_waste: float | None
     without_figure: tuple[int, ...]
+    by_process: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,44 +92,70 @@ class Candidate:
         return self.evaluation.expected_step_us
 
 
+def ratio(one: Candidate, other: Candidate) -> Ratio:
+    """The expected step of ``one`` over that of ``other``."""
+    first, second = one.evaluation.by_process, other.evaluation.by_process
+    return Ratio(one.step_us / other.step_us, tuple(first[p] / second[p] for p in first if p in second))
+
+
+Lookup = Callable[[int, int | None, float], StepFigure | None]
+
+
 class Evaluator:
     """Evaluates lists on fixed traffic; figures are looked up once. Steps of no weight are left out."""
 
     def __init__(self, steps: Iterable[Step], model: LatencyModel, cap_factor: float | None = None) -> None:
         self.steps = tuple(step for step in steps if step.weight > 0)
+        self._weight = math.fsum(step.weight for step in self.steps)
         self._cap_factor = cap_factor
-        self._replay = cache(model.replay)
-        self._eager = cache(lambda size, context: model.eager(size, model.nearest_context(context)))
+        self._combined = _lookup(model)
+        self._processes = {process: _lookup(of) for process, of in model.processes.items()}
 
     def evaluate(self, sizes: tuple[int, ...], padding: Padding) -> Evaluation:
         """``sizes`` ascend."""
-        weight = served = waste = computed = 0.0
-        total_us = 0.0
-        missing = set()
-        measured = True
-        for step in self.steps:
-            bucket = bucket_for(step.requests, sizes, padding, self._cap_factor)
-            if bucket is None:
-                figure = self._eager(step.requests, step.context_tokens)
-            else:
-                figure = self._replay(step.requests, bucket, step.context_tokens)
-                served += step.weight
-                waste += step.weight * (bucket - step.requests)
-                computed += step.weight * bucket
-            weight += step.weight
-            if figure is None:
-                missing.add(step.requests)
-                continue
-            measured = measured and figure.provenance == "measured"
-            total_us += step.weight * figure.us
-        known = bool(self.steps) and not missing
+        buckets = [bucket_for(step.requests, sizes, padding, self._cap_factor) for step in self.steps]
+        served = [(step, bucket) for step, bucket in zip(self.steps, buckets, strict=True) if bucket is not None]
+        computed = sum(step.weight * bucket for step, bucket in served)
+        figures = self._figures(self._combined, buckets)
+        missing = {step.requests for step, one in zip(self.steps, figures, strict=True) if one is None}
+        known = [one for one in figures if one is not None]
+        complete = bool(self.steps) and not missing
+        measured = all(one.provenance == "measured" for one in known)
         return Evaluation(
-            expected_step_us=total_us / weight if known else None,
-            provenance=("measured" if measured else "interpolated") if known else None,
-            coverage=served / weight if weight else 0.0,
-            padding_waste=waste / computed if computed else None,
+            expected_step_us=self._mean(known) if complete else None,
+            provenance=("measured" if measured else "interpolated") if complete else None,
+            coverage=sum(step.weight for step, _ in served) / self._weight if self._weight else 0.0,
+            padding_waste=sum(s.weight * (b - s.requests) for s, b in served) / computed if computed else None,
             without_figure=tuple(sorted(missing)),
+            by_process=self._by_process(buckets) if complete else {},
         )
+
+    def _by_process(self, buckets: Sequence[int | None]) -> dict[int, float]:
+        found = {}
+        for process, lookup in self._processes.items():
+            figures = [one for one in self._figures(lookup, buckets) if one is not None]
+            own = sum(step.weight * one.own for step, one in zip(self.steps, figures, strict=True))
+            if own >= self._weight / 2:
+                found[process] = self._mean(figures)
+        return found
+
+    def _figures(self, lookup: Lookup, buckets: Sequence[int | None]) -> list[StepFigure | None]:
+        return [lookup(s.requests, bucket, s.context_tokens) for s, bucket in zip(self.steps, buckets, strict=True)]
+
+    def _mean(self, figures: Sequence[StepFigure]) -> float:
+        return sum(s.weight * one.us for s, one in zip(self.steps, figures, strict=True)) / self._weight
+
+
+def _lookup(model: LatencyModel) -> Lookup:
+    """The figure of a step of ``raw`` requests in a bucket (null: eager) at a context, looked up once."""
+
+    @cache
+    def lookup(raw: int, bucket: int | None, context_tokens: float) -> StepFigure | None:
+        if bucket is None:
+            return model.eager(raw, model.nearest_context(context_tokens))
+        return model.replay(raw, bucket, context_tokens)
+
+    return lookup
 
 
 def measured_candidates(
@@ -158,33 +190,71 @@ def eager_candidate(evaluator: Evaluator) -> Candidate | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """The answer among candidates. ``ties`` are as good within noise; ``runner_up`` is the best of the others."""
+    """The answer among candidates. ``ties`` are as good within the tolerance, fastest first.
+
+    ``runner_up`` is the fastest of the other lists, a tie or not, that gives something for what it costs: a shorter
+    expected step or fewer bytes than the chosen one; without such a list, eager. Where nothing is captured, it is the
+    fastest of those that serve the most steps.
+    """
 
     chosen: Candidate
     ties: tuple[Candidate, ...]
     runner_up: Candidate | None
 
 
-def choose(lists: Iterable[Candidate], eager: Candidate | None, noise: float) -> Choice | None:
-    """The list to capture, or ``eager`` when no list beats it by more than ``noise``. None without lists.
+def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None:
+    """The list to capture, or ``eager`` when no list is faster than it (``stats.Ratio.faster``). None without lists.
 
-    Lists within ``noise`` of the best expected step tie. Among them the highest coverage wins, then the fewest bytes,
-    then the expected step, then the fewest graphs. Coverage comes first because eager figures are a lower bound: a
-    difference that noise could make must not leave steps to a server's slower eager path.
+    Of the lists that are faster than eager, those that the one with the least expected step is not faster than tie.
+    Among them the highest coverage wins, then the fewest bytes, then the expected step, then the fewest graphs.
+    Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
+    to a server's slower eager path.
     """
     by_step = sorted(lists, key=lambda c: (c.step_us, c.graph_bytes, len(c.sizes), c.sizes))
     if not by_step:
         return None
-    best = by_step[0]
-    if eager is not None and eager.step_us <= best.step_us * (1 + noise):
-        return Choice(eager, (), best)
-    good = [c for c in by_step if c.step_us <= best.step_us * (1 + noise)]
-    most = max(c.evaluation.coverage for c in good)
-    covering = [c for c in good if c.evaluation.coverage >= most - 1e-12]
-    chosen = min(covering, key=lambda c: (c.graph_bytes, c.step_us, len(c.sizes), c.sizes))
-    others = [c for c in by_step if c is not chosen]
+    paying = [c for c in by_step if eager is None or ratio(c, eager).faster]
+    if not paying:
+        assert eager is not None
+        return Choice(eager, (), covering_most(by_step)[0])
+    good = [c for c in paying if not ratio(paying[0], c).faster]
+    chosen = min(covering_most(good), key=lambda c: (c.graph_bytes, c.step_us, len(c.sizes), c.sizes))
     ties = tuple(c for c in good if c is not chosen)
-    return Choice(chosen, ties, others[0] if others else eager)
+    others = (c for c in by_step if c.step_us < chosen.step_us or c.graph_bytes < chosen.graph_bytes)
+    return Choice(chosen, ties, next(others, eager))
+
+
+def covering_most(lists: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The lists of the highest graph coverage."""
+    most = max((c.evaluation.coverage for c in lists), default=0.0)
+    return tuple(c for c in lists if c.evaluation.coverage >= most - 1e-12)
+
+
+def break_even_us(best: Candidate, eager: Candidate) -> float | None:
+    """How much longer every eager step has to take for ``best`` to be faster than running eager, to 0.1 us.
+
+    None when it serves so few steps that it never is.
+    """
+    if best.evaluation.coverage <= LEAST_TOLERANCE:
+        return None
+
+    def pays(extra_us: float) -> bool:
+        return ratio(_with_slower_eager(best, extra_us), _with_slower_eager(eager, extra_us)).faster
+
+    low, high = 0.0, eager.step_us
+    while not pays(high):
+        low, high = high, 2 * high
+    while high - low > 0.1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def _with_slower_eager(of: Candidate, extra_us: float) -> Candidate:
+    """The candidate where every step that no graph serves takes longer."""
+    extra = (1 - of.evaluation.coverage) * extra_us
+    by_process = {process: us + extra for process, us in of.evaluation.by_process.items()}
+    return replace(of, evaluation=replace(of.evaluation, expected_step_us=of.step_us + extra, by_process=by_process))
 
 
 def pareto(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:

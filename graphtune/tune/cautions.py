@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from graphtune.results import Environment, ModelFacts
+from graphtune.stats import LEAST_TOLERANCE, Disturbances
 from graphtune.store import Sweep
 from graphtune.tune.recommendation import Caution, EngineAnswer, Limits
 from graphtune.tune.workload import Workload
@@ -101,12 +102,15 @@ def _about_sweep(sweep: Sweep, facts: ModelFacts | None, of: Measurements) -> It
             "listed cause.",
             "Make sure that nothing else uses the GPU, then sweep with --fresh.",
         )
-    if of.noise.assumed:
+    if len(of.model.processes) < 2:
         yield Caution(
             "noise_assumed",
-            f"No point was measured by two processes, so ties use a noise of {of.noise.relative:.0%} that is assumed.",
+            f"Steps were timed in one process only, so a tolerance of {LEAST_TOLERANCE:.0%} is assumed: how far two "
+            "processes disagree is not known.",
             "Set processes: 2 in the recipe and sweep again; it resumes.",
         )
+    if of.disturbances.disturbed:
+        yield _disturbed(of.disturbances)
     if facts and facts.shard_of > 1:
         yield Caution(
             "shard",
@@ -120,6 +124,21 @@ def _about_sweep(sweep: Sweep, facts: ModelFacts | None, of: Measurements) -> It
             f"Figures are those of {of.model.attention}; points of {', '.join(backends)} were left out.",
             "Sweep one attention backend at a time to ask about another.",
         )
+
+
+def _disturbed(of: Disturbances) -> Caution:
+    left_out = of.disturbed - of.used
+    parts = []
+    if left_out:
+        parts.append(f"{left_out} are left out, because another process measured the same point undisturbed")
+    if of.used:
+        parts.append(f"{of.used} count, because no process measured the same point undisturbed")
+    return Caution(
+        "disturbed",
+        f"{of.disturbed} of {of.medians} step times were taken while the machine was disturbed, as by other work on "
+        f"its CPU: {'; '.join(parts)}.",
+        "Sweep with --fresh on a quieter machine if their share is large.",
+    )
 
 
 def _about_traffic(
@@ -157,17 +176,7 @@ def _about_traffic(
             f"Steps with more requests than were measured are left out: {', '.join(beyond)}.",
             "Add larger sizes to the recipe and sweep again; it resumes.",
         )
-    gaps = [
-        f"{1 - (a.decode.coverage or 0):.1%} above {a.decode.capture_sizes[-1]} requests in {a.engine}"
-        for a in answered
-        if a.decode and a.decode.capture_sizes and (a.decode.coverage or 0) < 1.0
-    ]
-    if gaps:
-        yield Caution(
-            "steps_run_eager",
-            f"Some steps run eager: {', '.join(gaps)}.",
-            "Sweep a list with the missing sizes if these steps matter.",
-        )
+    yield from _about_eager_steps(answered)
     for answer in answered:
         for warning in answer.flags.warnings if answer.flags else ():
             yield Caution(
@@ -178,8 +187,36 @@ def _about_traffic(
     if eager := [a.engine for a in answered if a.decode and a.decode.is_eager]:
         yield Caution(
             "no_list_pays",
-            f"No list gains more than the noise of {of.noise.relative:.1%} in {', '.join(eager)} on this device.",
-            "Serve without decode graphs, or state your server's slower eager step with --eager-overhead-ms.",
+            f"Against graphtune's own eager path, which is faster than a server's, no list pays on this traffic in "
+            f"{', '.join(eager)}.",
+            "Time your server's eager step before you serve without decode graphs, and state how much longer it takes "
+            "with --eager-overhead-ms.",
+        )
+
+
+def _about_eager_steps(answered: Sequence[EngineAnswer]) -> Iterator[Caution]:
+    """Lists that leave steps without a graph: because eager is as fast there, or because no list serves them."""
+    by_choice: list[str] = []
+    for_want: list[str] = []
+    for answer in answered:
+        of = answer.decode
+        if of is None or not of.capture_sizes or of.coverage is None or of.coverage >= 1.0:
+            continue
+        words = f"{1 - of.coverage:.1%} above {of.capture_sizes[-1]} requests in {answer.engine}"
+        chosen = answer.most_coverage is not None and answer.most_coverage > of.coverage + 1e-12
+        (by_choice if chosen else for_want).append(words)
+    if by_choice:
+        yield Caution(
+            "eager_is_as_fast",
+            f"Some steps run eager though measured lists would serve them: {', '.join(by_choice)}. Replay is slower "
+            "there than graphtune's own eager path, which a server's eager step does not reach.",
+            "State how much longer your server's eager step takes with --eager-overhead-ms before relying on it.",
+        )
+    if for_want:
+        yield Caution(
+            "steps_run_eager",
+            f"Some steps run eager, because no list within the limits serves them: {', '.join(for_want)}.",
+            "Sweep a list with the missing sizes if these steps matter.",
         )
 
 

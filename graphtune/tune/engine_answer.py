@@ -7,21 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphtune.engines.base import DeviceFacts, Engine, Flags, GraphPlan, Serving
-from graphtune.stats import Noise
+from graphtune.stats import Disturbances, Noise
 from graphtune.tune.candidates import (
     Candidate,
     Choice,
     Evaluator,
     Step,
+    break_even_us,
     choose,
+    covering_most,
     eager_candidate,
     measured_candidates,
+    ratio,
 )
 from graphtune.tune.kv_budget import FixedBytes, KvBudget, kv_budget
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.memory_model import MemoryModel
 from graphtune.tune.recommendation import (
     BOUND_MISSING,
+    CHOSEN_MISSING,
     EAGER_MISSING,
     EngineAnswer,
     Limits,
@@ -43,6 +47,7 @@ class Measurements:
     model: LatencyModel
     memory: MemoryModel
     noise: Noise
+    disturbances: Disturbances
     gpu: GpuMemory | None
     fixed: FixedBytes | None
     why_no_budget: str
@@ -71,19 +76,20 @@ def answer_for(
     lists = measured_candidates(evaluator, of.memory, padding, _largest_size(engine, of.serving))
     eager = eager_candidate(evaluator)
     if not of.distinguishes_eager:
-        lists = _covering_most(lists)
+        lists = covering_most(lists)  # where replay saves nothing, step times must not decide what runs eager
     within = tuple(candidate for candidate in lists if _allowed(candidate, limits, bare))
-    choice = choose(within, eager if of.distinguishes_eager else None, of.noise.relative)
+    rival = eager if of.distinguishes_eager else None
+    choice = choose(within, rival)
     if choice is None:
         return _nothing_fits(engine, _nearest(lists, limits, bare, eager, of.memory), most), ()
-    listed = _Lister(engine, of, bare)
+    listed = _Lister(engine, of, bare, choice.chosen)
     chosen = listed(choice.chosen)
     budget = bare(choice.chosen)
     share = sum(step.weight for step in steps) / sum(step.weight for step in possible)
     complete = share == 1.0 and budget is not None
     absent = {} if budget is not None else {"memory": of.why_no_budget}
     if choice.runner_up is None:
-        absent["runner_up"] = "there is no other candidate within the limits"
+        absent["runner_up"] = "no other candidate is within the limits"
     if eager is None:
         absent["eager"] = "eager steps were not measured at all of these sizes"
     answer = EngineAnswer(
@@ -91,7 +97,7 @@ def answer_for(
         version=engine.version,
         dispatch=engine.dispatch,
         status="ok" if complete else "partial",
-        message=_sentence(choice, eager, of),
+        message=_sentence(choice, eager, of) + _price_of_limits(choice, choose(lists, rival)),
         decode=chosen,
         default=_default(engine, evaluator, of, listed),
         eager=listed(eager) if eager is not None else None,
@@ -101,15 +107,10 @@ def answer_for(
         flags=_flags(engine, choice.chosen, budget, of),
         steps_share=share,
         largest_step=max(step.requests for step in steps),
+        most_coverage=max(candidate.evaluation.coverage for candidate in within),
         absent=absent,
     )
     return answer, within if eager is None else (eager, *within)
-
-
-def _covering_most(lists: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Lists of the highest coverage: where replay saves nothing, step times must not decide what runs eager."""
-    most = max((c.evaluation.coverage for c in lists), default=0.0)
-    return tuple(c for c in lists if c.evaluation.coverage >= most - 1e-12)
 
 
 class _Budgets:
@@ -142,11 +143,11 @@ class _Budgets:
 
 
 class _Lister:
-    """Turns candidates of one engine into list answers."""
+    """Turns candidates of one engine into list answers, each compared with the chosen one."""
 
-    def __init__(self, engine: Engine, of: Measurements, budgets: _Budgets) -> None:
+    def __init__(self, engine: Engine, of: Measurements, budgets: _Budgets, chosen: Candidate) -> None:
         self._unit = engine.dispatch.decode_unit
-        self._of, self._budgets = of, budgets
+        self._of, self._budgets, self._chosen = of, budgets, chosen
 
     def __call__(self, candidate: Candidate) -> ListAnswer:
         evaluation, cost = candidate.evaluation, candidate.cost
@@ -176,6 +177,7 @@ class _Lister:
             capture_s_from=None if "capture_s" in absent else (cost.provenance if cost else "measured"),
             bytes_of_list=of.name if of else None,
             evidence=tuple(dict.fromkeys((*self._of.model.cell_ids, *(cost.cell_ids if cost else ())))),
+            chosen_over_this=None if "chosen_over_this" in absent else ratio(self._chosen, candidate),
             absent=absent,
         )
 
@@ -187,7 +189,11 @@ class _Lister:
             absent["padding_waste"] = "no step of this traffic is served by a graph"
         if evaluation.expected_step_us is None:
             reason = f"no figure was measured for steps of {_listed(evaluation.without_figure)} requests"
-            absent |= dict.fromkeys(("expected_step_us", "values.expected_step_us"), reason)
+            absent |= dict.fromkeys(("expected_step_us", "values.expected_step_us", "chosen_over_this"), reason)
+        elif candidate is self._chosen:
+            absent["chosen_over_this"] = CHOSEN_MISSING
+        elif not self._of.distinguishes_eager:
+            absent["chosen_over_this"] = "on a CPU step times tell no list from another"
         if cost is None:
             reason = "no measured list contains these sizes" if candidate.sizes else EAGER_MISSING
             absent |= dict.fromkeys(_SETTINGS, reason)
@@ -318,13 +324,38 @@ def _nothing_fits(engine: Engine, message: str, budget: KvBudget | None) -> Engi
 def _sentence(choice: Choice, eager: Candidate | None, of: Measurements) -> str:
     chosen = choice.chosen
     if not chosen.sizes:
-        return (
-            f"no list pays on this device: none is faster than eager by more than the noise ({of.noise.relative:.1%})"
-        )
-    text = f"capture {_range(chosen.sizes)}: {format_us(chosen.step_us)} a step for {format_bytes(chosen.graph_bytes)}"
+        assert choice.runner_up is not None
+        return _no_list_pays(choice.runner_up, chosen, of)
+    at_most = "at most " if chosen.cost is not None and chosen.cost.provenance == "bound" else ""
+    graph_bytes = at_most + format_bytes(chosen.graph_bytes)
+    text = f"capture {_range(chosen.sizes)}: {format_us(chosen.step_us)} a step for {graph_bytes}"
     if of.distinguishes_eager and eager is not None:
-        text += f", {eager.step_us / chosen.step_us:.2f} times as fast as eager ({format_us(eager.step_us)})"
+        text += f", {eager.step_us / chosen.step_us:.2f} times as fast as {_eager_words(eager, of)}"
     return text
+
+
+def _no_list_pays(best: Candidate, eager: Candidate, of: Measurements) -> str:
+    """Says by how little, and how slow eager has to be for graphs to pay: a server's eager step is slower than ours."""
+    more = break_even_us(best, eager)
+    pays = "" if more is None else f"; it pays once eager steps take {format_us(more)} longer"
+    return (
+        f"no list pays on this device: the best, {_range(best.sizes)}, takes {format_us(best.step_us)} a step against "
+        f"{_eager_words(eager, of)}{pays}"
+    )
+
+
+def _price_of_limits(choice: Choice, unlimited: Choice | None) -> str:
+    """What the limits cost, where a list outside them is faster than what they leave."""
+    if unlimited is None or not ratio(unlimited.chosen, choice.chosen).faster:
+        return ""
+    best = unlimited.chosen
+    return f"; without the limits {_range(best.sizes)} would take {format_us(best.step_us)}"
+
+
+def _eager_words(eager: Candidate, of: Measurements) -> str:
+    if overhead := of.model.eager_overhead_us:
+        return f"eager ({format_us(eager.step_us)}, of it {format_us(overhead)} as you stated)"
+    return f"graphtune's own eager path ({format_us(eager.step_us)}, a lower bound of a server's)"
 
 
 def _range(sizes: tuple[int, ...]) -> str:

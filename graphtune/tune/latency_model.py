@@ -1,8 +1,10 @@
 """Step time of one decode step from measured points: looked up where measured, interpolated between, never beyond.
 
 Graph figures are measured on full buckets. Padded rows hold one KV token each, so a bucket that serves fewer requests
-reads only their KV: it is looked up at the context that gives a full bucket as many KV tokens in all. With one measured
-context there is nothing to look between, and padded rows are charged as full ones.
+reads only their KV: it is looked up at the context that gives a full bucket as many KV tokens in all. Attention does
+not cost the same for equal tokens (its work is cut into waves), so the figure is kept between two that were measured at
+the context itself: at most that of the full bucket and, below that, at least that of as many requests in a bucket of
+their own. With one measured context padded rows are charged as full ones.
 
 Eager figures are graphtune's own eager path at the raw size, a lower bound of a server's.
 """
@@ -12,29 +14,41 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 from graphtune.errors import Finding
 from graphtune.results import CellResult, Execution
-from graphtune.stats import COMBINED, Time, combined_us, process_medians
+from graphtune.stats import COMBINED, PointKey, Time, all_medians, combined_us, undisturbed
+from graphtune.tune.stand_ins import with_stand_ins
 
 Provenance = Literal["measured", "interpolated"]
 
 
-@dataclass(frozen=True)
-class StepFigure:
-    """One step time in microseconds and how it came about."""
+class StepFigure(NamedTuple):
+    """One step time in microseconds and how it came about. ``own`` is the share of it that no other process stood in
+    for."""
 
     us: float
     provenance: Provenance
+    own: float = 1.0
+
+
+class At(NamedTuple):
+    """One entry of a model's table."""
+
+    execution: Execution
+    context_tokens: int
+    size: int
 
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Measured medians by (execution, context, size) of one attention backend.
+    """Medians by (execution, context, size) of one attention backend.
 
-    ``statistic`` names what every figure is. ``cell_ids`` are the cells whose points are in it.
+    ``statistic`` names what every figure is. ``cell_ids`` are the cells whose points are in it. ``processes`` holds the
+    same points as each process measured them; ``stood_in`` are those of a process that others stood in for.
     """
 
     attention: str
@@ -43,6 +57,8 @@ class LatencyModel:
     cell_ids: tuple[str, ...]
     eager_overhead_us: float = 0.0
     statistic: str = COMBINED
+    processes: Mapping[int, LatencyModel] = field(default_factory=dict)
+    stood_in: frozenset[At] = frozenset()
 
     def contexts(self, execution: Execution = "graph") -> tuple[int, ...]:
         """Measured contexts in mean KV tokens per request, ascending."""
@@ -78,54 +94,69 @@ class LatencyModel:
         was measured at, by the lowest of them. None beyond the measured sizes.
         """
         full = self.nearest_context(context_tokens)
+        most = self.graph(padded_size, full)
         if raw_size == padded_size:
-            return self.graph(padded_size, full)
+            return most
         lowest = min((c for c in self.contexts() if self.graph(padded_size, c) is not None), default=full)
-        figure = self.graph(padded_size, min(full, max(lowest, full * raw_size / padded_size)))
-        return figure and StepFigure(figure.us, "interpolated")
+        spread = self.graph(padded_size, min(full, max(lowest, full * raw_size / padded_size)))
+        if spread is None:
+            return None
+        least = self.graph(raw_size, full)
+        figure = max((one for one in (spread, least) if one is not None), key=_us)
+        figure = min((one for one in (figure, most) if one is not None), key=_us)
+        return figure._replace(provenance="interpolated")
 
     def eager(self, raw_size: int, context_tokens: float) -> StepFigure | None:
         """The eager step at ``raw_size``, with the eager overhead added; None beyond what was measured."""
         figure = self._at("eager", raw_size, context_tokens)
-        return figure and StepFigure(figure.us + self.eager_overhead_us, figure.provenance)
+        return figure and figure._replace(us=figure.us + self.eager_overhead_us)
 
     def _at(self, execution: Execution, size: int, context_tokens: float) -> StepFigure | None:
         """Linear between neighbours, first in size at each neighbouring context, then in context.
 
         A context that lacks the size (large batches at long contexts may not fit) counts as not measured there.
         """
-        columns = {
-            context: figure
-            for context in self.contexts(execution)
-            if (figure := self._in_size(execution, context, size)) is not None
+        key = (execution, size)
+        if key not in self._by_size:
+            self._by_size[key] = {
+                context: figure
+                for context in self.contexts(execution)
+                if (figure := _between(self._columns[execution, context], size)) is not None
+            }
+        return _between(self._by_size[key], context_tokens)
+
+    @cached_property
+    def _columns(self) -> dict[tuple[Execution, int], dict[int, StepFigure]]:
+        return {
+            (run, context): {
+                size: StepFigure(us, "measured", float(At(run, context, size) not in self.stood_in))
+                for size, us in sorted(column.items())
+            }
+            for (run, context), column in self.table.items()
         }
-        return _between({context: figure.us for context, figure in columns.items()}, context_tokens, columns)
 
-    def _in_size(self, execution: Execution, context: int, size: int) -> StepFigure | None:
-        return _between(self.table[execution, context], size)
+    @cached_property
+    def _by_size(self) -> dict[tuple[Execution, int], dict[int, StepFigure]]:
+        """Figures by context for each size asked so far, contexts ascending."""
+        return {}
 
 
-def _between(
-    known: Mapping[int, float], at: float, figures: Mapping[int, StepFigure] | None = None
-) -> StepFigure | None:
-    """The value at ``at``: known, or on the line between the known neighbours; None outside them.
-
-    A figure that rests on an interpolated one is interpolated too.
-    """
-    keys = sorted(known)
+def _between(figures: Mapping[int, StepFigure], at: float) -> StepFigure | None:
+    """The figure at ``at``, or on the line between its neighbours; None outside. Keys ascend."""
+    keys = list(figures)
     right = bisect_left(keys, at)
     if right == len(keys) or at < keys[0]:
         return None
-    inherited: Provenance = "measured"
-    if figures is not None:
-        used = keys[right : right + 1] if keys[right] == at else keys[right - 1 : right + 1]
-        if any(figures[key].provenance == "interpolated" for key in used):
-            inherited = "interpolated"
     if keys[right] == at:
-        return StepFigure(known[keys[right]], inherited)
-    low, high = keys[right - 1], keys[right]
-    share = (at - low) / (high - low)
-    return StepFigure(known[low] * (1 - share) + known[high] * share, "interpolated")
+        return figures[keys[right]]
+    low, high = figures[keys[right - 1]], figures[keys[right]]
+    share = (at - keys[right - 1]) / (keys[right] - keys[right - 1])
+    own = low.own * (1 - share) + high.own * share
+    return StepFigure(low.us * (1 - share) + high.us * share, "interpolated", own)
+
+
+def _us(figure: StepFigure) -> float:
+    return figure.us
 
 
 def latency_model(
@@ -139,7 +170,7 @@ def latency_model(
     cells = tuple(cells)
     medians = {
         key: by
-        for key, by in process_medians(cells, time).items()
+        for key, by in all_medians(cells, time).items()
         if key.phase == "decode" and key.raw_size == key.padded_size
     }
     graph_points = Counter(key.attention for key in medians if key.execution == "graph")
@@ -149,9 +180,31 @@ def latency_model(
             action="Run the sweep again with --retry-failed; the report names the cells that failed.",
         )
     attention = graph_points.most_common(1)[0][0]
-    table: dict[tuple[Execution, int], dict[int, float]] = defaultdict(dict)
-    for key, by in medians.items():
-        if key.attention == attention:
-            table[key.execution, key.context_tokens][key.padded_size] = combined_us(by)
+    known = {_at_of(key): undisturbed(by) for key, by in medians.items() if key.attention == attention}
+    complete = with_stand_ins(known, kind=lambda at: at.execution)
     ids = tuple(cell.cell_id for cell in cells if any(point.attention == attention for point in cell.points))
-    return LatencyModel(attention, time, dict(table), ids, eager_overhead_us)
+
+    processes = {
+        process: LatencyModel(
+            attention,
+            time,
+            _table({at: by[process] for at, by in complete.items()}),
+            ids,
+            eager_overhead_us,
+            stood_in=frozenset(at for at, by in known.items() if process not in by),
+        )
+        for process in sorted({process for by in known.values() for process in by})
+    }
+    combined = _table({at: combined_us(by) for at, by in complete.items()})
+    return LatencyModel(attention, time, combined, ids, eager_overhead_us, processes=processes)
+
+
+def _table(figures: Mapping[At, float]) -> dict[tuple[Execution, int], dict[int, float]]:
+    table: dict[tuple[Execution, int], dict[int, float]] = defaultdict(dict)
+    for at, us in figures.items():
+        table[at.execution, at.context_tokens][at.size] = us
+    return dict(table)
+
+
+def _at_of(key: PointKey) -> At:
+    return At(key.execution, key.context_tokens, key.padded_size)

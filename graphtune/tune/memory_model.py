@@ -1,7 +1,8 @@
 """Bytes and seconds of capture lists as measured, and of their prefixes by bound.
 
 A list is captured as a whole, so the bytes of a shorter list are known only as "at most those of a measured list that
-contains it". Everything here is a reading of a sweep; nothing is fitted.
+contains it". The driver keeps the memory of destroyed executables, so the bytes outside torch of a list that was not
+the first of its process are composed: those of the first list with the same sizes. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from graphtune.results import CapturedList, CaptureList, CellResult, MemoryLedger
 
-Provenance = Literal["measured", "bound"]
+Provenance = Literal["measured", "composed", "bound"]
 
 
 class ListKey(NamedTuple):
@@ -35,7 +36,9 @@ def key_of(of: CaptureList) -> ListKey:
 class MeasuredList:
     """One decode list over all processes that captured it whole.
 
-    ``passed`` and ``failed`` are the sizes whose outputs were checked; a size that failed once is failed.
+    ``graph_bytes`` = ``torch_bytes`` + ``outside_bytes``, one of each per process, the latter two where they were told
+    apart. ``composed``: no process measured the bytes outside torch of this very list. ``passed`` and ``failed`` are
+    the sizes whose outputs were checked in some process; a size that failed once is failed.
     """
 
     list: CaptureList
@@ -45,6 +48,9 @@ class MeasuredList:
     passed: frozenset[int]
     failed: frozenset[int]
     cell_ids: tuple[str, ...]
+    torch_bytes: tuple[int, ...] = ()
+    outside_bytes: tuple[int, ...] = ()
+    composed: bool = False
 
     @property
     def largest_bytes(self) -> int:
@@ -82,6 +88,7 @@ class ControlDifference:
     list: CaptureList
     shared_bytes: int
     alone_bytes: int
+    shared_composed: bool = False
 
     @property
     def difference_bytes(self) -> int:
@@ -120,7 +127,7 @@ def _cost(measured: MeasuredList, sizes: tuple[int, ...]) -> GraphCost:
     peak = max(measured.peak_bytes) if measured.peak_bytes else None
     return GraphCost(
         of=measured.list,
-        provenance="measured" if whole else "bound",
+        provenance="bound" if not whole else "composed" if measured.composed else "measured",
         graph_bytes=measured.largest_bytes,
         interval=(min(measured.graph_bytes), measured.largest_bytes) if whole else None,
         capture_peak_bytes=peak,
@@ -147,20 +154,36 @@ def _measured(pairs: list[tuple[CellResult, CapturedList]]) -> MeasuredList:
     return MeasuredList(
         list=captured[0].list,
         graph_bytes=tuple(of.graph_bytes for of in captured if of.graph_bytes is not None),
-        peak_bytes=tuple(of.peak_bytes for of in captured if of.peak_bytes is not None),
+        peak_bytes=tuple(peak for of in captured if (peak := peak_bytes(of)) is not None),
         capture_s=tuple(of.capture_s for of in captured if of.capture_s is not None),
         passed=frozenset(check.size for check in checks if check.passed),
         failed=frozenset(check.size for check in checks if not check.passed),
         cell_ids=tuple(dict.fromkeys(cell.cell_id for cell, _ in pairs)),
+        torch_bytes=tuple(of.torch_bytes for of in captured if of.torch_bytes is not None),
+        outside_bytes=tuple(of.outside_torch_bytes for of in captured if of.outside_torch_bytes is not None),
+        composed=all(of.outside_source == "composed" for of in captured),
     )
 
 
+def peak_bytes(of: CapturedList) -> int | None:
+    """Device bytes at their highest while capturing. A reading taken later in a process lacks the executables' bytes
+    that the driver had kept, so the composed ones are added."""
+    if of.peak_bytes is None or of.outside_source != "composed":
+        return of.peak_bytes
+    return of.peak_bytes + (of.outside_torch_bytes or 0)
+
+
 def _control(pairs: list[tuple[CellResult, CapturedList]]) -> ControlDifference | None:
-    alone = [of.graph_bytes for cell, of in pairs if cell.cell.get("purpose") == "control" and of.graph_bytes]
-    shared = [of.graph_bytes for cell, of in pairs if cell.cell.get("purpose") != "control" and of.graph_bytes]
+    alone = [of for cell, of in pairs if cell.cell.get("purpose") == "control" and of.graph_bytes]
+    shared = [of for cell, of in pairs if cell.cell.get("purpose") != "control" and of.graph_bytes]
     if not alone or not shared:
         return None
-    return ControlDifference(pairs[0][1].list, max(shared), max(alone))
+    return ControlDifference(
+        pairs[0][1].list,
+        max(of.graph_bytes or 0 for of in shared),
+        max(of.graph_bytes or 0 for of in alone),
+        shared_composed=all(of.outside_source == "composed" for of in shared),
+    )
 
 
 def context_bytes(ledger: MemoryLedger | None) -> int | None:

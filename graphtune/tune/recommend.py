@@ -9,7 +9,7 @@ from graphtune.engines import ENGINES
 from graphtune.engines.base import DeviceFacts, Serving
 from graphtune.errors import InputError
 from graphtune.results import CellResult, Environment, ModelFacts
-from graphtune.stats import noise_between_processes
+from graphtune.stats import disturbances, noise_between_processes
 from graphtune.store import Sweep
 from graphtune.tune import cautions
 from graphtune.tune.candidates import Candidate, pareto
@@ -25,7 +25,7 @@ from graphtune.tune.recommendation import (
     Status,
     SweepFacts,
 )
-from graphtune.tune.workload import read_workload
+from graphtune.tune.workload import Workload, read_workload
 from graphtune.units import GpuMemory, parse_gpu_memory, swept_gpu_memory
 
 
@@ -78,6 +78,7 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
         model=model,
         memory=memory_model(cells),
         noise=noise_between_processes(cells),
+        disturbances=disturbances(cells),
         gpu=gpu,
         fixed=fixed,
         why_no_budget=why_not,
@@ -109,6 +110,7 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
         engines=answers,
         pareto=tuple(point for answer, candidates in found for point in _front(answer, candidates)),
         warnings=cautions.of(sweep, environment, facts, measurements, workload, limits, answers),
+        assumed=_assumed(question, workload),
         absent={"gpu": "give --gpu-mem: the sweep does not know its device's memory"} if gpu is None else {},
     )
 
@@ -128,6 +130,18 @@ def _check(question: Question) -> None:
             raise InputError(f"{value} is below 1", where=flag)
     if question.eager_overhead_us < 0:
         raise InputError("an overhead below 0 makes no sense", where="--eager-overhead-ms")
+
+
+def _assumed(question: Question, workload: Workload) -> tuple[str, ...]:
+    """The options that were not given and decide the traffic."""
+    uniform = question.workload == "uniform"
+    open_ended = {
+        "--workload": uniform,
+        "--max-running": uniform and question.max_running_requests is None,
+        "--context-len": question.context_tokens is None
+        and any(share.mean_kv_tokens is None for share in workload.decode),
+    }
+    return tuple(option for option, is_open in open_ended.items() if is_open)
 
 
 def _limits(question: Question, model: LatencyModel) -> Limits:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from graphtune.engines.base import Dispatch, Flags
 from graphtune.results import Environment
-from graphtune.stats import Noise
+from graphtune.stats import Noise, Ratio
 from graphtune.tune.kv_budget import KvBudget
 from graphtune.tune.workload import Workload
 from graphtune.units import GpuMemory
@@ -24,8 +24,9 @@ PREFILL_MISSING = "prefill graphs are not measured by this version"
 COMPILE_MISSING = "compiled decode steps are not measured by this version"
 BOUND_MISSING = "bytes that are a bound have no lower end"
 EAGER_MISSING = "nothing is captured"
+CHOSEN_MISSING = "it is the chosen list itself"
 PEAK_MISSING = "no peak was sampled for what is captured here; only the engine's own reserve stands for it"
-GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING})
+GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING, CHOSEN_MISSING})
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Caution:
 class ListAnswer:
     """One capture list with its figures on the traffic. Without sizes everything runs eager.
 
-    ``*_from`` say how a figure came about; ``absent`` maps the name of a null field to the reason.
+    ``*_from`` say how a figure came about; ``chosen_over_this`` is the expected step of the chosen list over that of
+    this one; ``absent`` maps the name of a null field to the reason.
     """
 
     unit: str
@@ -63,6 +65,7 @@ class ListAnswer:
     capture_s_from: str | None
     bytes_of_list: str | None
     evidence: tuple[str, ...]
+    chosen_over_this: Ratio | None = None
     absent: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -75,7 +78,7 @@ class EngineAnswer:
     """The answer for one engine. ``message`` says in one sentence what was found.
 
     ``steps_share`` is the share of the asked traffic that the figures cover: steps that KV cannot hold or that lie
-    beyond the measured sizes are left out.
+    beyond the measured sizes are left out. ``most_coverage`` is the highest graph coverage of a list within the limits.
     """
 
     engine: str
@@ -92,6 +95,7 @@ class EngineAnswer:
     flags: Flags | None
     steps_share: float
     largest_step: int | None
+    most_coverage: float | None = None
     absent: dict[str, str] = field(default_factory=dict)
 
 
@@ -136,7 +140,10 @@ class SweepFacts:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The whole answer. ``gpu`` is null when the device's memory is not known."""
+    """The whole answer. ``gpu`` is null when the device's memory is not known.
+
+    ``assumed`` names the options of the question that were not given and stand for traffic.
+    """
 
     status: Status
     sweep: SweepFacts
@@ -148,6 +155,7 @@ class Recommendation:
     engines: tuple[EngineAnswer, ...]
     pareto: tuple[ParetoPoint, ...]
     warnings: tuple[Caution, ...]
+    assumed: tuple[str, ...] = ()
     absent: dict[str, str] = field(default_factory=dict)
 
     def engine(self, name: str) -> EngineAnswer:
@@ -177,9 +185,15 @@ def as_json(of: Recommendation) -> dict[str, Any]:
         "missing": dict(sorted(missing.items())),
         "sweep": asdict(of.sweep),
         "workload": of.workload.as_dict(),
+        "assumed": list(of.assumed),
         "limits": asdict(of.limits),
         "gpu": gpu,
-        "noise": {"relative": of.noise.relative, "assumed": of.noise.assumed, "points": of.noise.points},
+        "noise": {
+            "relative": of.noise.relative,
+            "assumed": of.noise.assumed,
+            "points": of.noise.points,
+            "sentence": of.noise.words,
+        },
         "eager_overhead_us": of.eager_overhead_us,
         "engines": engines,
         "pareto": [
@@ -242,6 +256,19 @@ def _list(answer: ListAnswer | None, path: str, missing: dict[str, str]) -> dict
         },
         "bytes_of_list": answer.bytes_of_list,
         "evidence": list(answer.evidence),
+        "chosen_over_this": _ratio(answer.chosen_over_this),
+    }
+
+
+def _ratio(of: Ratio | None) -> dict[str, Any] | None:
+    if of is None:
+        return None
+    return {
+        "combined": of.combined,
+        "by_process": list(of.by_process),
+        "tolerance": of.tolerance,
+        "assumed": of.assumed,
+        "faster": of.faster,
     }
 
 

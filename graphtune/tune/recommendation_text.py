@@ -16,6 +16,11 @@ WIDTH = 80
 CPU_NOTE = (
     "A check of the machinery on a CPU, not advice: eager and graphs are not distinguished here, and no time is saved."
 )
+TOLERANCE = (
+    "A list is faster when its expected step is shorter in every process by more than 1 % and by more than the "
+    "processes disagree about that ratio."
+)
+EAGER = "graphtune's own eager path, a lower bound of a server's eager step"
 NAMES = {"sglang": "SGLang", "vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM"}
 
 
@@ -27,15 +32,17 @@ def as_text(of: Recommendation) -> str:
     if facts.environment is not None and facts.environment.device == "cpu":
         lines += _wrapped(CPU_NOTE)
     lines += _wrapped(f"Card: {of.gpu.rule}." if of.gpu else "Card: not known, so there is no KV budget.")
-    lines += _wrapped(f"Traffic: {traffic(of)}.")
+    lines += _wrapped(f"Traffic: {traffic(of)}.{how_to_ask(of)}")
     if of.eager_overhead_us:
         lines += _wrapped(f"Eager steps: {format_us(of.eager_overhead_us)} added to each.")
-    lines += _wrapped(f"Step times: {facts.statistic}, {facts.attention} attention; noise {of.noise.words}.")
+    lines += _wrapped(f"Step times: {facts.statistic}, {facts.attention} attention; {of.noise.words}.")
+    lines += _wrapped(TOLERANCE)
     for answer in of.engines:
         lines += ["", *_engine(answer)]
     lines += [
         "",
         *_wrapped("~ interpolated between measured points; <= at most: the bytes and seconds of a longer list"),
+        *_wrapped(f"no graphs: {EAGER}{with_overhead(of)}"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -52,10 +59,33 @@ def traffic(of: Recommendation) -> str:
     means = sorted({share.mean_kv_tokens or context for share in workload.decode})
     tokens = f"{means[0]:,.0f}" if len(means) == 1 else f"{means[0]:,.0f} to {means[-1]:,.0f}"
     mean = sum(share.weight * share.requests for share in workload.decode) / asked if asked else 0.0
-    words = (
-        f"{workload.source}, up to {workload.max_running_requests} requests (mean {mean:,.1f}), {tokens} KV tokens each"
-    )
+    most = f"up to {workload.max_running_requests} requests"
+    if len(workload.decode) == 1:
+        most = f"always {workload.decode[0].requests} running"
+    elif workload.source == "uniform":
+        most += f", every number equally often (mean {mean:,.1f})"
+    else:
+        most += f" (mean {mean:,.1f})"
+    words = f"{workload.source}, {most}, {tokens} KV tokens each"
     return words + (f", {workload.lines_skipped} lines skipped" if workload.lines_skipped else "")
+
+
+def how_to_ask(of: Recommendation) -> str:
+    """Which part of the traffic was assumed, and how to give one's own; nothing when all of it was given."""
+    if not of.assumed:
+        return ""
+    largest = ", the largest measured size" if "--max-running" in of.assumed else ""
+    options = {
+        "--workload": "--workload FILE or 'steady N'",
+        "--max-running": "--max-running N",
+        "--context-len": "--context-len N",
+    }
+    return f" That is assumed{largest}: give your own with {', '.join(options[name] for name in of.assumed)}."
+
+
+def with_overhead(of: Recommendation) -> str:
+    """What was added to eager steps, as the end of a sentence."""
+    return f", with {format_us(of.eager_overhead_us)} added" if of.eager_overhead_us else ""
 
 
 def size_range(sizes: tuple[int, ...]) -> str:
@@ -76,17 +106,34 @@ def _engine(answer: EngineAnswer) -> list[str]:
         lines.append(f"  {title:<16}" + "".join(f"{cell(of):>20}" for _, of in shown))
     if answer.memory is not None:
         lines += _wrapped(_memory(answer.memory), indent="  ", hang="  ")
-    others = []
-    if answer.ties:
-        others.append(f"{len(answer.ties)} other lists are as fast within noise")
-    if answer.runner_up is not None and answer.runner_up.expected_step_us is not None:
-        up = answer.runner_up
-        others.append(f"runner-up: {size_range(up.capture_sizes)}, {format_us(up.expected_step_us or 0)}, {_bytes(up)}")
-    if others:
-        lines += _wrapped("; ".join(others), indent="  ", hang="  ")
+    if words := alternatives(answer):
+        lines += _wrapped(words, indent="  ", hang="  ")
     if answer.flags is not None:
         lines += flag_lines(answer.flags, WIDTH)
     return lines
+
+
+def alternatives(answer: EngineAnswer) -> str:
+    """The runner-up with how it compares, and how many lists tie."""
+    words = []
+    up = answer.runner_up
+    if up is not None and up.expected_step_us is not None:
+        what = "no graphs" if up.is_eager else f"{size_range(up.capture_sizes)}, {_bytes(up)}"
+        words.append(f"runner-up: {what}, {_step(up)} ({_compared(up)})")
+    if answer.ties:
+        words.append(f"{len(answer.ties)} other lists are as fast")
+    return "; ".join(words)
+
+
+def _compared(of: ListAnswer) -> str:
+    """How the recommended step compares with that of this list: what it gains or loses in each process."""
+    ratio = of.chosen_over_this
+    if ratio is None:
+        return "-"
+    if not (ratio.faster or ratio.slower):
+        return f"same within {ratio.tolerance:.1%}"
+    gains = sorted(f"{abs(1 - one) * 100:.1f}" for one in ratio.by_process or (ratio.combined,))
+    return f"{'-'.join(dict.fromkeys((gains[0], gains[-1])))}% {'shorter' if ratio.faster else 'longer'}"
 
 
 def _step(of: ListAnswer) -> str:
@@ -114,6 +161,7 @@ def _share(value: float | None) -> str:
 ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
     ("sizes", lambda of: size_range(of.capture_sizes)),
     ("expected step", _step),
+    ("recommended is", _compared),
     ("graph coverage", lambda of: _share(of.coverage)),
     ("padding waste", lambda of: _share(of.padding_waste)),
     ("graph memory", lambda of: "0" if of.is_eager else _bytes(of)),

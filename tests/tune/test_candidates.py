@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +15,13 @@ from graphtune.tune.candidates import (
     Evaluation,
     Evaluator,
     Step,
+    break_even_us,
     bucket_for,
     choose,
     eager_candidate,
     measured_candidates,
     pareto,
+    ratio,
 )
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.memory_model import GraphCost, memory_model
@@ -141,56 +145,126 @@ def test_a_largest_size_cuts_lists() -> None:
     assert {c.sizes for c in found} == {(1,), (1, 2), (1, 2, 4)}
 
 
-def candidate(step_us: float, graph_bytes: int, coverage: float = 1.0, graphs: int = 3) -> Candidate:
+def candidate(by_process: tuple[float, ...], graph_bytes: int, coverage: float = 1.0, graphs: int = 3) -> Candidate:
     of = CaptureList("x", "decode", "full", tuple(range(1, graphs + 1)))
     cost = GraphCost(of, "measured", graph_bytes, (graph_bytes, graph_bytes), None, None, 1.0, ())
-    return Candidate(of.sizes, cost, Evaluation(step_us, "measured", coverage, 0.0, ()))
+    return Candidate(of.sizes, cost, evaluation(by_process, coverage))
 
 
-candidates = st.lists(
-    st.builds(
-        candidate,
-        st.floats(100, 1000),
-        st.integers(0, 10),
-        st.sampled_from([0.5, 0.9, 1.0]),
-        st.integers(1, 4),
-    ),
-    max_size=10,
-)
+def evaluation(by_process: tuple[float, ...], coverage: float) -> Evaluation:
+    step_us = math.prod(by_process) ** (1 / len(by_process))
+    return Evaluation(step_us, "measured", coverage, 0.0, (), dict(enumerate(by_process)))
 
 
-@given(candidates, st.none() | st.floats(100, 1000), st.floats(0, 0.2))
-def test_the_choice_is_the_optimum_by_brute_force(lists: list[Candidate], eager_us: float | None, noise: float) -> None:
-    eager = None if eager_us is None else Candidate((), None, Evaluation(eager_us, "measured", 0.0, None, ()))
-    choice = choose(lists, eager, noise)
+def choices(processes: int) -> st.SearchStrategy[tuple[list[Candidate], Candidate | None]]:
+    """Lists and eager whose processes agree more or less, and differ in pace."""
+    paces = st.lists(st.floats(0.2, 5), min_size=processes, max_size=processes)
+    steps = st.tuples(st.floats(100, 130), st.lists(st.floats(0.97, 1.03), min_size=processes, max_size=processes))
+
+    def build(pace: list[float], rows: list[Any], eager: Any) -> tuple[list[Candidate], Candidate | None]:
+        def by(step: Any) -> tuple[float, ...]:
+            return tuple(step[0] * one * p for one, p in zip(step[1], pace, strict=True))
+
+        lists = [candidate(by(step), *rest) for step, *rest in rows]
+        return lists, None if eager is None else Candidate((), None, evaluation(by(eager), 0.0))
+
+    row = st.tuples(steps, st.integers(0, 10), st.sampled_from([0.5, 0.9, 1.0]), st.integers(1, 4))
+    return st.builds(build, paces, st.lists(row, max_size=8), st.none() | steps)
+
+
+cases = st.one_of(choices(1), choices(2), choices(3))
+
+
+def is_faster(one: Candidate, other: Candidate) -> bool:
+    """By its definition: the gain exceeds 1 % and the disagreement about the ratio, in every process."""
+    first, second = one.evaluation.by_process, other.evaluation.by_process
+    ratios = [first[p] / second[p] for p in first]
+    return all(1 - r > max(0.01, max(ratios) - min(ratios)) for r in ratios)
+
+
+@given(cases)
+def test_the_choice_is_the_optimum_by_brute_force(case: tuple[list[Candidate], Candidate | None]) -> None:
+    lists, eager = case
+    choice = choose(lists, eager)
     if not lists:
         assert choice is None
         return
     assert choice is not None
-    best = min(c.step_us for c in lists)
-    if eager is not None and eager.step_us <= best * (1 + noise):
+    paying = [c for c in lists if eager is None or is_faster(c, eager)]
+    if not paying:
         assert choice.chosen is eager and not choice.ties
+        assert choice.runner_up is not None
+        assert choice.runner_up.evaluation.coverage == max(c.evaluation.coverage for c in lists)
         return
+    best = min(paying, key=lambda c: (c.step_us, c.graph_bytes))
+    tied = [c for c in paying if not is_faster(best, c)]
     chosen = choice.chosen
-    assert chosen in lists and chosen.step_us <= best * (1 + noise)
-    for other in lists:
-        if other.step_us > best * (1 + noise):
-            continue
+    assert chosen in tied
+    for other in tied:
         assert chosen.evaluation.coverage >= other.evaluation.coverage
         if chosen.evaluation.coverage == other.evaluation.coverage:
             assert (chosen.graph_bytes, chosen.step_us) <= (other.graph_bytes, other.step_us)
-    tied = [c for c in lists if c is not chosen and c.step_us <= best * (1 + noise)]
-    assert sorted(map(id, choice.ties)) == sorted(map(id, tied))
-    rest = [c for c in lists if c is not chosen]
-    if rest:
+    assert sorted(map(id, choice.ties)) == sorted(id(c) for c in tied if c is not chosen)
+    worth = [c for c in lists if c.step_us < chosen.step_us or c.graph_bytes < chosen.graph_bytes]
+    if worth:
         assert choice.runner_up is not None
-        assert choice.runner_up.step_us == min(c.step_us for c in rest)
+        assert choice.runner_up.step_us == min(c.step_us for c in worth)
     else:
         assert choice.runner_up is eager
 
 
-@given(candidates)
-def test_the_front_beats_everything_else(lists: list[Candidate]) -> None:
+@given(cases, st.floats(0.1, 10))
+def test_a_process_that_is_slower_at_everything_changes_no_choice(
+    case: tuple[list[Candidate], Candidate | None], factor: float
+) -> None:
+    lists, eager = case
+
+    def slowed(of: Candidate) -> Candidate:
+        by = of.evaluation.by_process
+        return replace(of, evaluation=evaluation((by[0] * factor, *list(by.values())[1:]), of.evaluation.coverage))
+
+    one, other = choose(lists, eager), choose(list(map(slowed, lists)), eager and slowed(eager))
+    assert (one is None) == (other is None)
+    if one is not None and other is not None and not _close_call(lists, eager):
+        assert other.chosen == slowed(one.chosen)
+        assert list(other.ties) == list(map(slowed, one.ties))
+
+
+def _close_call(lists: list[Candidate], eager: Candidate | None) -> bool:
+    """True when two figures are equal but for rounding, so that scaling may turn them round."""
+    everything = [*lists, *([eager] if eager else [])]
+    for one, other in itertools.combinations(everything, 2):
+        r = ratio(one, other)
+        back = ratio(other, one)
+        margins = [1 - x - r.tolerance for x in r.by_process] + [1 - x - back.tolerance for x in back.by_process]
+        if min(map(abs, [*margins, 1 - r.combined])) < 1e-9:
+            return True
+    return False
+
+
+@given(cases)
+def test_break_even_is_where_the_list_starts_to_pay(case: tuple[list[Candidate], Candidate | None]) -> None:
+    lists, eager = case
+    choice = choose(lists, eager)
+    if choice is None or eager is None or choice.chosen is not eager:
+        return
+    best = choice.runner_up
+    assert best is not None
+    more = break_even_us(best, eager)
+    assert more is not None and more > 0
+    covered = best.evaluation.coverage
+
+    def pays(extra_us: float) -> bool:
+        mine, theirs = best.evaluation.by_process, eager.evaluation.by_process
+        ratios = [(mine[p] + (1 - covered) * extra_us) / (theirs[p] + extra_us) for p in mine]
+        return all(1 - one > max(0.01, max(ratios) - min(ratios)) for one in ratios)
+
+    assert pays(more + 1e-6) and not pays(max(0.0, more - 0.2))
+
+
+@given(cases)
+def test_the_front_beats_everything_else(case: tuple[list[Candidate], Candidate | None]) -> None:
+    lists, _ = case
     front = pareto(lists)
     for one in lists:
         beaten = [f for f in front if f.graph_bytes <= one.graph_bytes and f.step_us <= one.step_us]

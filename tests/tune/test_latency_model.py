@@ -78,7 +78,7 @@ def test_processes_are_combined_and_failed_points_left_out() -> None:
     model = latency_model(cells)
     assert model.sizes("graph", 1024) == (4,)
     figure = model.graph(4, 1024)
-    assert figure is not None and figure.us == 1050.0
+    assert figure is not None and figure.us == pytest.approx((1000 * 1100) ** 0.5)
     assert set(model.cell_ids) == {cell.cell_id for cell in cells}
 
 
@@ -112,3 +112,46 @@ def test_figures_stay_between_their_measured_neighbours(known: dict[int, float],
     below = known[max(s for s in known if s <= size)]
     above = known[min(s for s in known if s >= size)]
     assert min(below, above) * (1 - 1e-9) <= figure.us <= max(below, above) * (1 + 1e-9)
+
+
+def flagged(of: Point) -> Point:
+    assert of.step_us is not None
+    return replace(of, step_us=replace(of.step_us, flags=("host slowed down 1.8x",)))
+
+
+def test_another_process_stands_in_for_a_disturbed_one_at_its_own_pace() -> None:
+    """Process 2 takes 1.2 times as long at the sizes that both measured; its disturbed figure is not used."""
+    lists = small_sweep((1,)).cells[0].captured_lists
+    first = [point(s, 64, "graph", us) for s, us in ((1, 1000.0), (2, 1100.0), (4, 1300.0))]
+    second = [point(1, 64, "graph", 1200.0), flagged(point(2, 64, "graph", 5000.0)), point(4, 64, "graph", 1560.0)]
+    model = latency_model([cell_result(lists, first, process=1), cell_result(lists, second, process=2)])
+    stood_in, own = model.processes[2].graph(2, 64), model.processes[1].graph(2, 64)
+    assert stood_in is not None and own is not None
+    assert stood_in.us == pytest.approx(1320.0) and stood_in.own == 0.0
+    assert own.us == 1100.0 and own.own == 1.0
+    between = model.processes[2].graph(3, 64)
+    assert between is not None and between.own == pytest.approx(0.5)
+    combined = model.graph(2, 64)
+    assert combined is not None and combined.us == pytest.approx((1100 * 1320) ** 0.5)
+
+
+def test_only_disturbed_figures_are_figures_too() -> None:
+    model = model_of([flagged(point(4, 1024, "graph", 1000.0))])
+    figure = model.graph(4, 1024)
+    assert figure is not None and figure.us == 1000.0
+
+
+@given(st.dictionaries(st.integers(1, 40), st.floats(100, 1e4), min_size=2, max_size=10), st.data())
+def test_a_padded_step_lies_between_buckets_measured_at_its_context(
+    known: dict[int, float], data: st.DataObject
+) -> None:
+    """At most the full bucket; when that costs more than a bucket of its own size, at least that."""
+    points = [point(s, c, "graph", us * (1 + c / 1000)) for s, us in known.items() for c in (64, 1024)]
+    model = model_of(points)
+    bucket = data.draw(st.sampled_from(sorted(known)[1:]))
+    raw = data.draw(st.integers(min(known), bucket))
+    padded, full, own = model.replay(raw, bucket, 1024), model.graph(bucket, 1024), model.graph(raw, 1024)
+    assert padded is not None and full is not None and own is not None
+    assert padded.us <= full.us
+    assert padded.us >= min(full.us, own.us)
+    assert padded.provenance == ("measured" if raw == bucket else "interpolated")

@@ -46,7 +46,9 @@ def test_every_engine_shows_its_list_beside_its_default_and_no_graphs() -> None:
     text = as_text(recommend(RICH, Question(gpu_mem="80")))
     for name in ("SGLang", "vLLM", "TensorRT-LLM"):
         assert f"\n{name} " in text
-    assert text.count("engine default") == text.count("no graphs") == 3
+    heads = [line for line in text.splitlines() if "engine default" in line]
+    assert len(heads) == 3 and all("recommended" in line and "no graphs" in line for line in heads)
+    assert "no graphs: graphtune's own eager path, a lower bound of a server's" in text
     assert "engine's reserve" in text and "--mem-fraction-static" in text
 
 
@@ -97,3 +99,17 @@ def test_a_workload_file_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({"kind": "histogram", "decode": [{"requests": 4, "weight": 1}], "lines_skipped": 3}))
     text = as_text(recommend(RICH, Question(workload=str(path))))
     assert "traffic.json" in text and "3 lines skipped" in text
+
+
+def test_assumed_traffic_says_how_to_give_ones_own() -> None:
+    text = " ".join(as_text(recommend(RICH, Question(gpu_mem="80"))).split())
+    assert "That is assumed, the largest measured size" in text
+    assert "--workload FILE or 'steady N', --max-running N, --context-len N" in text
+    given = as_text(recommend(RICH, Question(gpu_mem="80", workload="steady 8", context_tokens=1024)))
+    assert "assumed:" not in given and "always 8 running" in given
+
+
+def test_gains_are_shown_as_each_process_saw_them() -> None:
+    text = as_text(recommend(RICH, Question(gpu_mem="80", workload="steady 1", engines=("sglang",))))
+    row = next(line for line in text.splitlines() if line.strip().startswith("recommended is"))
+    assert "same within 1.0%" in row and "% shorter" in row
