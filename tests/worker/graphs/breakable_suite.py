@@ -189,7 +189,8 @@ class BreakableSuite(BackendSuite):
     def test_a_result_that_changes_between_capture_and_replay_is_named(
         self, make: Make, device: torch.device, change: str
     ) -> None:
-        x, changed = torch.ones(4, 8, device=device), []
+        x = torch.ones(4, 8, device=device)
+        changed: list[bool] = []
 
         @eager_break
         def body(y: torch.Tensor) -> Any:
