@@ -1,0 +1,1 @@
+"""Two sweeps side by side: what got slower, larger, faster or smaller, and what cannot be told apart."""

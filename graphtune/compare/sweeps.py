@@ -1,0 +1,328 @@
+"""Compares two stored sweeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from graphtune.compare.growth import graph_growth
+from graphtune.compare.intervals import Interval, Pair, intervals
+from graphtune.compare.model import Change, Comparison, Row, Side, Verdict, What
+from graphtune.compare.observation import TIMES, Observation, names, observe
+from graphtune.compare.thresholds import Thresholds
+from graphtune.errors import InputError
+from graphtune.results import CellResult
+from graphtune.stats import Time
+from graphtune.store import CELLS_FILE, Sweep, read_sweep
+from graphtune.units import format_bytes
+
+ALLOWED = ("device", "driver", "model")
+"""What two sweeps must share unless told otherwise."""
+
+ALONE = (
+    "one process on each side, so nothing shows how far processes disagree: sweep with --rounds 3 or more on both sides"
+)
+UNCLEAR = "the interval holds both a change and none; more processes (--rounds) narrow it"
+READINGS = ("clock_mhz_before", "clock_mhz_after", "throttle_reasons", "other_processes", "launch_cost_us")
+"""Fields of an environment that are measured, so they differ from process to process."""
+
+
+def read_comparable(path: Path) -> Sweep:
+    """The sweep in a folder. InputError where it cannot be read whole (naming file and line) or holds no result."""
+    sweep = read_sweep(path)
+    file = Path(path) / CELLS_FILE
+    if sweep.damaged_lines:
+        number = sweep.damaged_lines[0]
+        fault = next((note for note in sweep.notes if f"{CELLS_FILE}:{number}:" in note), "")
+        raise InputError(
+            f"damaged line{fault.partition('left out')[2]}",
+            where=f"{file}:{number}",
+            action="Restore the file, or remove the line and run the same sweep again: it measures what is missing.",
+        )
+    if not any(cell.points or cell.captured_lists for cell in sweep.cells):
+        raise InputError("holds no result to compare", where=str(file), action="Run `graphtune sweep` to its end.")
+    return sweep
+
+
+def compare_sweeps(
+    base: Sweep,
+    new: Sweep,
+    thresholds: Thresholds | None = None,
+    *,
+    allow: Collection[str] = (),
+    times: Sequence[Time] = TIMES,
+) -> Comparison:
+    """Compare what both sweeps measured.
+
+    Raises InputError when device, driver or model differ and ``allow`` does not name the difference.
+    """
+    thresholds = thresholds or Thresholds()
+    allowed = _differences(base, new, allow)
+    found_base, found_new = observe(base.cells, times), observe(new.cells, times)
+    flagged = sum(seen.flagged for found in (found_base, found_new) for seen in found.values())
+    measured = {what for found in (found_base, found_new) for what, seen in found.items() if seen.by_process}
+    whats = sorted(measured, key=lambda what: what.sort_key)
+    nothing = Observation()
+    pairs = [(found_base.get(what, nothing), found_new.get(what, nothing)) for what in whats]
+    labels = [one.label or other.label for one, other in pairs]
+    shown = names(list(zip(whats, labels, strict=True)))
+    kept = [i for i, name in enumerate(shown) if not ((rule := thresholds.rule_for(name)) and rule.ignore)]
+    tests = {whats[i]: pair for i in kept if (pair := _pair(*pairs[i])) is not None}
+    bounds = _intervals(tests, thresholds.confidence)
+    on_gpu = "cuda" in (base.device, new.device)
+    floor = thresholds.memory_floor_bytes if on_gpu else 0
+    rows = [
+        _row(
+            whats[i], shown[i], *pairs[i], bounds.get(whats[i]), thresholds.tolerance_of(whats[i].kind, shown[i]), floor
+        )
+        for i in kept
+    ]
+    return Comparison(
+        base=_side(base),
+        new=_side(new),
+        confidence=thresholds.confidence,
+        tested=sum(interval is not None for interval in bounds.values()),
+        rows=tuple(rows),
+        changes=(*allowed, *_environment_changes(base.cells, new.cells)),
+        growth=graph_growth(base.cells, new.cells),
+        notes=_notes(base, new),
+        flagged=flagged,
+        ignored=len(whats) - len(kept),
+    )
+
+
+def _pair(base: Observation, new: Observation) -> Pair | None:
+    """What the statistics get; None where a side is lacking, a value has no logarithm, or there is nothing to ask."""
+    values = (*base.by_process.values(), *new.by_process.values())
+    if not base.by_process or not new.by_process or min(values) <= 0 or _equal(base, new):
+        return None
+    logs = [{process: math.log(v) for process, v in side.by_process.items()} for side in (base, new)]
+    return Pair(*logs)
+
+
+def _equal(base: Observation, new: Observation) -> bool:
+    """The same figures on both sides, whichever process measured them."""
+    return sorted(base.by_process.values()) == sorted(new.by_process.values())
+
+
+def _intervals(tests: Mapping[What, Pair], confidence: float) -> dict[What, Interval | None]:
+    groups: dict[str, list[What]] = defaultdict(list)
+    for what in tests:
+        groups[what.group].append(what)
+    found = intervals({name: [tests[what] for what in whats] for name, whats in groups.items()}, confidence)
+    return {what: one for name, whats in groups.items() for what, one in zip(whats, found[name], strict=True)}
+
+
+def _row(
+    what: What,
+    name: str,
+    base: Observation,
+    new: Observation,
+    interval: Interval | None,
+    tolerance: float,
+    floor_bytes: int,
+) -> Row:
+    before, after = _middle(base), _middle(new)
+    if what.kind == "memory" and before and after and min(before, after) > 0:
+        tolerance = max(tolerance, floor_bytes / min(before, after))
+    ratio = after / before if before is not None and after is not None and before > 0 and after > 0 else None
+    low = high = None
+    if interval is not None:
+        ratio, low, high = interval.ratio
+    verdict, reason = _verdict(what, base, new, interval, tolerance, floor_bytes)
+    return Row(
+        what=what,
+        name=name,
+        base=before,
+        new=after,
+        base_processes=len(base.by_process),
+        new_processes=len(new.by_process),
+        base_flagged=base.flagged,
+        new_flagged=new.flagged,
+        ratio=1.0 if verdict == "same" and ratio is not None and interval is None and _equal(base, new) else ratio,
+        low=low,
+        high=high,
+        tolerance=tolerance,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _verdict(
+    what: What, base: Observation, new: Observation, interval: Interval | None, tolerance: float, floor_bytes: int
+) -> tuple[Verdict, str | None]:
+    for side, seen in (("the baseline", base), ("the candidate", new)):
+        if not seen.by_process:
+            if seen.flagged:
+                return "undecided", f"all {seen.flagged} readings of {side} are flagged as disturbed"
+            return "missing", f"not measured in {side}" + (f": {seen.failure}" if seen.failure else "")
+    if _equal(base, new):
+        return "same", None
+    worse, better = _words(what)
+    values = (*base.by_process.values(), *new.by_process.values())
+    if min(values) <= 0:
+        return _by_difference(what, base, new, floor_bytes)
+    if interval is None:
+        return "undecided", ALONE
+    limit = math.log1p(tolerance)
+    if interval.low > limit:
+        return worse, None
+    if interval.high < -limit:
+        return better, None
+    if -limit <= interval.low and interval.high <= limit:
+        return "same", None
+    return "undecided", UNCLEAR
+
+
+def _by_difference(what: What, base: Observation, new: Observation, floor_bytes: int) -> tuple[Verdict, str | None]:
+    """Figures at or below 0 have no ratio: only memory has them, and only whole processes apart decide."""
+    worse, better = _words(what)
+    reason = "no ratio to 0: decided by the difference"
+    if len(base.by_process) < 2 or len(new.by_process) < 2:
+        return "undecided", ALONE
+    lows, highs = [], []
+    for side in (base, new):
+        lows.append(min(side.by_process.values()))
+        highs.append(max(side.by_process.values()))
+    if lows[1] - highs[0] > floor_bytes:
+        return worse, reason
+    if lows[0] - highs[1] > floor_bytes:
+        return better, reason
+    if max(highs) - min(lows) <= floor_bytes:
+        return "same", reason
+    return "undecided", f"no ratio to 0, and the processes differ by more than {format_bytes(floor_bytes)}"
+
+
+def _words(what: What) -> tuple[Verdict, Verdict]:
+    return ("larger", "smaller") if what.kind == "memory" else ("slower", "faster")
+
+
+def _middle(seen: Observation) -> float | None:
+    """One figure for a side: the geometric mean, or the plain one where a value has no logarithm."""
+    values = list(seen.by_process.values())
+    if not values:
+        return None
+    if min(values) <= 0:
+        return math.fsum(values) / len(values)
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+
+def _side(sweep: Sweep) -> Side:
+    processes = {int(cell.cell.get("process", 1)) for cell in sweep.cells if cell.points or cell.captured_lists}
+    drivers = sorted(_facts(sweep)["driver"])
+    return Side(
+        path=str(sweep.path),
+        recipe_name=sweep.recipe_name,
+        model_name=sweep.model_name,
+        device_name=" and ".join(sorted(_facts(sweep)["device"])),
+        driver=" and ".join(drivers) if drivers else None,
+        date=(sweep.finished_at or sweep.started_at)[:10],
+        processes=len(processes),
+    )
+
+
+def _facts(sweep: Sweep) -> dict[str, set[str]]:
+    environments = [cell.environment for cell in sweep.cells if cell.environment is not None]
+    return {
+        "device": {environment.device_name for environment in environments} or {sweep.device_name},
+        "driver": {environment.driver for environment in environments if environment.driver is not None},
+        "model": {_model_text(cell) for cell in sweep.cells},
+    }
+
+
+def _model_text(cell: CellResult) -> str:
+    return json.dumps(_model(cell), sort_keys=True)
+
+
+def _model(cell: CellResult) -> dict[str, Any]:
+    """What of a cell decides how much there is to compute; a name decides nothing."""
+    asked = cell.cell
+    facts = {name: asked.get(name) for name in ("dtype", "shard")}
+    facts["load"] = "random" if asked.get("weights") is None else "safetensors"
+    facts |= {f"config.{key}": value for key, value in (asked.get("model_config") or {}).items()}
+    return facts
+
+
+def _differences(base: Sweep, new: Sweep, allow: Collection[str]) -> tuple[Change, ...]:
+    """Device, driver and model where they differ; InputError unless each is allowed."""
+    before, after = _facts(base), _facts(new)
+    found = []
+    for name in ALLOWED:
+        if before[name] == after[name]:
+            continue
+        if name == "model":
+            changes = _model_changes(base, new)
+        else:
+            changes = [
+                Change(name, " and ".join(sorted(before[name])) or "none", " and ".join(sorted(after[name])) or "none")
+            ]
+        if name not in allow:
+            told = "; ".join(f"{change.what} {change.base} against {change.new}" for change in changes[:4])
+            raise InputError(
+                f"the sweeps are of different {name}s: {told}",
+                where=f"{base.path} and {new.path}",
+                action=f"Compare sweeps of one {name}, or add --allow {name}.",
+            )
+        found += changes
+    return tuple(found)
+
+
+def _model_changes(base: Sweep, new: Sweep) -> list[Change]:
+    named = [Change("name", base.model_name, new.model_name)] if base.model_name != new.model_name else []
+    sides: list[dict[str, set[str]]] = []
+    for sweep in (base, new):
+        values: dict[str, set[str]] = defaultdict(set)
+        for cell in sweep.cells:
+            for key, value in _model(cell).items():
+                values[key].add(json.dumps(value, sort_keys=True).strip('"'))
+        sides.append(values)
+    keys = [key for key in {**sides[0], **sides[1]} if sides[0].get(key) != sides[1].get(key)]
+    return named + [
+        Change(key.replace("_", " "), *(" and ".join(sorted(side.get(key, {"not set"}))) for side in sides))
+        for key in keys
+    ]
+
+
+def _environment_changes(base: Sequence[CellResult], new: Sequence[CellResult]) -> tuple[Change, ...]:
+    """Software and kernels that differ; device and driver are told apart elsewhere."""
+    sides: list[dict[str, set[str]]] = []
+    for cells in (base, new):
+        values: dict[str, set[str]] = defaultdict(set)
+        for cell in cells:
+            facts = asdict(cell.environment) if cell.environment is not None else {}
+            facts = {key: value for key, value in facts.items() if key not in (*READINGS, "device_name", "driver")}
+            if cell.model is not None:
+                facts |= {key: getattr(cell.model, key) for key in ("attention_kernels", "layer_kernels")}
+            for key, value in facts.items():
+                if value is not None:
+                    values[key].add(_plain(value))
+        sides.append(values)
+    keys = [key for key in {**sides[0], **sides[1]} if sides[0].get(key) != sides[1].get(key)]
+    return tuple(
+        Change(key.replace("_", " "), *(" and ".join(sorted(side.get(key, {"not known"}))) for side in sides))
+        for key in keys
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _notes(base: Sweep, new: Sweep) -> tuple[str, ...]:
+    notes = []
+    for side, sweep in (("baseline", base), ("candidate", new)):
+        if sweep.finished_at is None:
+            notes.append(f"the {side} is not finished: {sweep.path}")
+        notes += [f"{side}: {note}" for note in sweep.notes if "torn" in note]
+        failed = [cell for cell in sweep.cells if cell.status != "ok"]
+        notes += [f"{side}: cell {cell.cell_id} {cell.status}: {cell.reason}" for cell in failed]
+    if base.device == "cpu" or new.device == "cpu":
+        notes.append("a CPU sweep checks the machinery: its times are no advice")
+    return tuple(notes)

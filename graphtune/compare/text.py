@@ -1,0 +1,120 @@
+"""A comparison as text for people: a table for terminals, Markdown for a pull request."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from graphtune.compare.figures import headline, interval_text, omissions, ratio_text, side_text, title, value_text
+from graphtune.compare.model import Comparison, Row
+
+WIDTH = 80
+SHOWN = {"undecided": 10, "missing": 10}
+"""Rows of a verdict listed on a terminal, others at most MOST; the page and JSON list all."""
+MOST = 40
+
+
+def as_table(comparison: Comparison) -> str:
+    """At most 80 columns, readable without colour. Sweeps without any difference give one line."""
+    if comparison.quiet:
+        lines = _wrap(f"No difference in {len(comparison.rows)} rows: {comparison.base.path} and {comparison.new.path}")
+        return "\n".join(lines) + "\n"
+    lines = [*_wrap(title(comparison)), *_wrap(f"base  {side_text(comparison, base=True)}")]
+    lines += [*_wrap(f"new   {side_text(comparison, base=False)}"), "", *_wrap(headline(comparison))]
+    lines += _wrap(left_out) if (left_out := omissions(comparison)) else []
+    worst = comparison.worst()
+    if worst:
+        lines += ["", "Worst", *_rows(worst)]
+    if means := comparison.means():
+        lines += ["", "Geometric means (new over base)"]
+        lines += [
+            f"  {mean.group:<40.40} {ratio_text(mean.ratio):>7}  over {mean.rows} row{'' if mean.rows == 1 else 's'}"
+            for mean in means
+        ]
+    for verdict in comparison.counts:
+        rows = tuple(row for row in comparison.rows if row.verdict == verdict and row not in worst)
+        if rows and verdict != "same":
+            most = SHOWN.get(verdict, MOST)
+            lines += ["", verdict.capitalize(), *_rows(rows[:most])]
+            lines += [f"  and {len(rows) - most} more {verdict}"] if len(rows) > most else []
+    if comparison.growth:
+        lines += ["", "Graphs", *(line for text in comparison.growth for line in _wrap(text, "  "))]
+    if comparison.changes:
+        lines += ["", "Changed"]
+        lines += [line for one in comparison.changes for line in _wrap(f"{one.what}: {one.base} → {one.new}", "  ")]
+    for note in comparison.notes:
+        lines += ["", *_wrap(f"note: {note}")]
+    lines += ["", *_wrap(comparison.method)] if comparison.tested else []
+    return "\n".join(lines) + "\n"
+
+
+def _rows(rows: tuple[Row, ...]) -> list[str]:
+    """A row's name and figures, on two lines where they do not fit one. Equal reasons are said once, after the last."""
+    lines: list[str] = []
+    for index, row in enumerate(rows):
+        figures = f"{ratio_text(row.ratio):>6} {interval_text(row):>13}  {row.verdict:<9}"
+        name = _flat(row.name)
+        fits = len(name) <= WIDTH - len(figures) - 4
+        lines += [] if fits else _wrap(name, "  ")
+        lines.append(f"  {name if fits else '':<{WIDTH - len(figures) - 4}}  {figures}".rstrip())
+        if row.base is not None and row.new is not None and row.worse:
+            kind = row.what.kind
+            lines.append(f"    {value_text(kind, row.base)} → {value_text(kind, row.new)}")
+        following = rows[index + 1].reason if index + 1 < len(rows) else None
+        if row.reason and row.reason != following:
+            lines += _wrap(row.reason, "    ")
+    return lines
+
+
+def _flat(text: str) -> str:
+    """One line, without control characters."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text)
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(_flat(text), WIDTH, initial_indent=indent, subsequent_indent=indent or "      ") or [""]
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """For a pull request: the answer first, all rows folded away. Text from sweeps is escaped."""
+    lines = [f"### graphtune: {escaped(headline(comparison))}", "", f"{escaped(title(comparison))}  "]
+    lines += [
+        f"base {escaped(side_text(comparison, base=True))}  ",
+        f"new {escaped(side_text(comparison, base=False))}",
+    ]
+    if left_out := omissions(comparison):
+        lines += ["", escaped(left_out)]
+    if worst := comparison.worst():
+        lines += ["", "**Worst**", "", *_markdown_rows(worst)]
+    if means := comparison.means():
+        lines += ["", "**Geometric means, new over base**", "", "| group | ratio | rows |", "|---|---:|---:|"]
+        lines += [f"| {escaped(mean.group)} | {ratio_text(mean.ratio)} | {mean.rows} |" for mean in means]
+    if comparison.growth or comparison.changes:
+        lines += ["", "**What differs**", ""]
+        lines += [f"- {escaped(text)}" for text in comparison.growth]
+        lines += [f"- {escaped(f'{one.what}: {one.base} → {one.new}')}" for one in comparison.changes]
+    if comparison.notes:
+        lines += ["", *(f"> {escaped(note)}  " for note in comparison.notes)]
+    if comparison.rows:
+        lines += ["", f"<details><summary>All {len(comparison.rows)} rows</summary>", ""]
+        lines += [*_markdown_rows(comparison.rows), "", "</details>"]
+    lines += ["", escaped(comparison.method)] if comparison.tested else []
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_rows(rows: tuple[Row, ...]) -> list[str]:
+    lines = ["| what | base | new | ratio | interval | verdict |", "|---|---:|---:|---:|---:|---|"]
+    for row in rows:
+        kind = row.what.kind
+        figures = [value_text(kind, row.base), value_text(kind, row.new), ratio_text(row.ratio), interval_text(row)]
+        verdict = f"**{row.verdict}**" if row.worse or row.lost else row.verdict
+        reason = f": {escaped(row.reason)}" if row.reason and row.verdict in ("missing",) else ""
+        lines.append(f"| {escaped(row.name)} | {' | '.join(figures)} | {verdict}{reason} |")
+    return lines
+
+
+def escaped(text: str) -> str:
+    """Text as itself in Markdown: no markup, no HTML, no mention, one line."""
+    flat = " ".join(text.split())
+    flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
+    return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", flat)
