@@ -19,8 +19,8 @@ def as_table(comparison: Comparison) -> str:
     if comparison.quiet:
         lines = _wrap(f"No difference in {len(comparison.rows)} rows: {comparison.base.path} and {comparison.new.path}")
         return "\n".join(lines) + "\n"
-    lines = [*_wrap(title(comparison)), *_wrap(f"base  {side_text(comparison, base=True)}")]
-    lines += [*_wrap(f"new   {side_text(comparison, base=False)}"), "", *_wrap(headline(comparison))]
+    lines = [*_wrap(title(comparison)), *_wrap(side_text(comparison, base=True), "base  ", " " * 6)]
+    lines += [*_wrap(side_text(comparison, base=False), "new   ", " " * 6), "", *_wrap(headline(comparison))]
     lines += _wrap(left_out) if (left_out := omissions(comparison)) else []
     worst = comparison.worst()
     if worst:
@@ -71,8 +71,10 @@ def _flat(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text)
 
 
-def _wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(_flat(text), WIDTH, initial_indent=indent, subsequent_indent=indent or "      ") or [""]
+def _wrap(text: str, first: str = "", following: str | None = None) -> list[str]:
+    following = first if following is None else following
+    lines = textwrap.wrap(_flat(text), WIDTH, initial_indent=first, subsequent_indent=following, break_on_hyphens=False)
+    return lines or [""]
 
 
 def as_markdown(comparison: Comparison) -> str:
