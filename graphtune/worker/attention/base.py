@@ -1,4 +1,4 @@
-"""The contract of an attention backend for decode steps over a paged KV pool."""
+"""The contracts of attention over a paged KV pool, one for decode steps and one for prefills."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from graphtune.worker.runners.buffers import DecodeBatch
+    from graphtune.worker.runners.prefill_buffers import PrefillBatch
 
 
 class AttentionBackend(ABC):
@@ -57,4 +58,34 @@ class AttentionBackend(ABC):
 
         ``q`` is (tokens, heads, head size); returns (tokens, heads × head size) in q's dtype. The scale is
         head_size ** -0.5. Inputs may be strided views of one merged projection.
+        """
+
+
+class PrefillAttention(ABC):
+    """One call per layer between the segments of a recording, on whatever batch was planned last.
+
+    Queries of all requests lie on one token axis; a request's keys are its cached prefix and its own new tokens up to
+    the query's. Rows beyond the real tokens belong to nobody.
+    """
+
+    name: str
+
+    kernels: str
+    """The kernels in use, for the record."""
+
+    @abstractmethod
+    def private_tensors(self) -> dict[str, torch.Tensor]:
+        """Every private buffer by name: the address check covers them."""
+
+    @abstractmethod
+    def plan(self, batch: PrefillBatch) -> None:
+        """Take the batch that ``forward`` works on from now. Called before every step, eager or replayed."""
+
+    @abstractmethod
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the real tokens' ``k`` and ``v`` (tokens, kv heads, head size) at their slots, attend into ``out``.
+
+        ``q`` is (tokens, heads, head size), ``out`` (tokens, heads × head size) in q's dtype; tokens may be more than
+        the batch has, and those rows of ``out`` become zero. The scale is head_size ** -0.5. Inputs may be strided
+        views of one merged projection. At capture they hold unwritten memory.
         """

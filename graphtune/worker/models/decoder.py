@@ -124,11 +124,14 @@ class Decoder:
         positions: torch.Tensor,
         attend: Attend,
         logits_rows: torch.Tensor | None = None,
+        *,
+        head: bool = True,
     ) -> torch.Tensor:
         """Logits (n, vocab) in ``dtype`` of ``input_ids`` (n,) at ``positions`` (n,), both int32 or int64.
 
         ``attend(layer, q, k, v)`` gets q (n, heads, head_dim) and k, v (n, kv heads, head_dim), rope applied, as views
         of one tensor, and returns (n, heads · head_dim). With ``logits_rows`` (m,) only those rows' logits are made.
+        Without ``head`` the normed hidden states (n, hidden) are returned, which ``logits`` takes.
         Positions must be below ``max_position_embeddings`` and ids below ``vocab_size``: nothing here looks at values.
         """
         config, kernels = self.config, self.kernels
@@ -154,6 +157,12 @@ class Decoder:
             _linear(inner, layer.down, layer.down_bias, out=hidden)
             del inner
             hidden = add_norm(hidden, residual, layer.next_norm, eps)
+        if not head:
+            return hidden
         if logits_rows is not None:
             hidden = hidden.index_select(0, logits_rows)
+        return torch.mm(hidden, self._lm_head)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocab) of normed hidden states (n, hidden)."""
         return torch.mm(hidden, self._lm_head)

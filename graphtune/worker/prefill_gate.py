@@ -1,0 +1,170 @@
+"""The correctness gate of prefills: every captured token count is replayed and compared with eager.
+
+Per size, the fewest tokens that are admitted to it and the most are run, as one request and as several of different
+lengths with and without cached prefixes, some of which end a page. Before each replay the slots' tails hold legal
+values of another live request, the output holds NaN and so do the KV slots that the prefill must write. Hidden states
+of a replay are compared bit for bit with the eager body at the padded size (same buffers, same plan) and by ‖d‖/‖ref‖
+with an eager prefill of exactly the real tokens; KV outside the written slots must be equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from graphtune.results import GateCheck
+from graphtune.worker.gate import TOLERANCE_AT_PADDED, TOLERANCE_AT_RAW, relative_error
+from graphtune.worker.graphs.shape_key import ShapeKey
+from graphtune.worker.runners.prefill import GraphPrefill
+from graphtune.worker.runners.prefill_buffers import LivePrefill, PrefillBuffers, live_prefill
+
+SEVERAL = 4
+"""Requests of the batches with several."""
+
+PREFIX_PAGES = 3
+"""Longest cached prefix that is tried, in pages."""
+
+
+def raw_tokens(size: int, below: int, waste_cap: float | None, padding: bool) -> tuple[int, ...]:
+    """Token counts to try in the bucket (below, size]: the fewest that are admitted to it, and the size itself."""
+    if not padding:
+        return (size,)
+    fewest = below + 1 if waste_cap is None else max(below + 1, math.ceil(size / waste_cap))
+    return tuple(sorted({fewest, size}))
+
+
+def check_prefill(runner: GraphPrefill, *, seed: int) -> tuple[GateCheck, ...]:
+    """Run the gate over every captured size of a runner, ascending. Raises nothing for a wrong result: it is in the
+    checks. Needs pages for the largest size, ``SEVERAL`` prefixes and one victim request.
+
+    The whole KV pool is summed around every size.
+    """
+    runner.check_weights()
+    checks = []
+    for below, size in zip((0, *runner.sizes), runner.sizes, strict=False):
+        before = runner.eager.cache.page_checksums()
+        check = _check_size(runner, size, below, seed=seed + size)
+        if not torch.equal(before[1:], runner.eager.cache.page_checksums()[1:]):
+            reason = check.reason or "KV outside the written slots changed"
+            check = replace(check, kv_untouched=False, passed=False, reason=reason)
+        checks.append(check)
+    return tuple(checks)
+
+
+def _check_size(runner: GraphPrefill, size: int, below: int, *, seed: int) -> GateCheck:
+    eager, cache = runner.eager, runner.eager.cache
+    raws = raw_tokens(size, below, runner.waste_cap, runner.padding)
+    results = [result for raw in raws for result in _results(runner, raw, seed=seed + raw)]
+    strays = runner.backend.strays(ShapeKey(size), {**eager.owners(), **eager.model.named_tensors()})
+    tolerance = TOLERANCE_AT_RAW[cache.pool.dtype]
+    finite = all(result.finite for result in results)
+    equal = all(result.equal for result in results)
+    at_padded = max(result.at_padded for result in results)
+    at_raw = max(result.at_raw for result in results)
+    reason = None
+    if not finite:
+        reason = "the replay left NaN or infinity in its output or in KV that it must write"
+    elif not equal and at_padded > TOLERANCE_AT_PADDED:
+        reason = f"replay differs from eager at the padded size by {at_padded:.2e}, more than {TOLERANCE_AT_PADDED:.0e}"
+    elif at_raw > tolerance:
+        reason = f"replay differs from eager at the raw size by {at_raw:.2e}, more than {tolerance:.0e}"
+    elif strays:
+        reason = f"the recording depends on memory that nobody keeps: {'; '.join(strays)}"
+    return GateCheck(
+        size=size,
+        raw_sizes=raws,
+        equal_at_padded=equal,
+        error_at_padded=at_padded if finite else None,
+        error_at_raw=at_raw if finite else None,
+        tolerance_at_raw=tolerance,
+        kv_untouched=True,
+        passed=reason is None,
+        reason=reason,
+    )
+
+
+def _results(runner: GraphPrefill, raw: int, *, seed: int) -> Iterator[_Result]:
+    """The comparisons of one token count, each on requests of its own; KV is put back as it was."""
+    eager, table, cache = runner.eager, runner.eager.table, runner.eager.cache
+    random = np.random.default_rng(seed)
+    for lengths, prefixes in _batches(raw, eager.max_context, cache.page_size, eager.buffers.max_requests, random):
+        totals = [length + prefix for length, prefix in zip(lengths, prefixes, strict=True)]
+        rows = table.admit([*totals, cache.page_size])
+        try:
+            ids = [random.integers(0, eager.model.config.vocab_size, length) for length in lengths]
+            live = live_prefill(table, rows=rows[:-1].tolist(), prefix_lens=prefixes, input_ids=ids)
+            victim_slot = int(table.slots(rows[-1:], np.asarray([cache.page_size - 1]))[0])
+            content = cache.slots(live.out_slots)
+            yield _compare(runner, live, victim=int(rows[-1]), victim_slot=victim_slot)
+            cache.write_slots(live.out_slots, content)
+        finally:
+            table.release(rows)
+
+
+def _batches(
+    raw: int, max_context: int, page: int, max_requests: int, random: np.random.Generator
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Lengths and prefixes to try: as few requests as hold the tokens without a prefix, then several mixed."""
+    fewest = -(-raw // max_context)
+    whole = [max_context] * (raw // max_context) + ([raw % max_context] if raw % max_context else [])
+    yield whole, [0] * fewest
+    several = min(max(fewest, SEVERAL), raw, max_requests)
+    cuts = np.sort(random.choice(np.arange(1, raw), several - 1, replace=False)) if several > 1 else np.empty(0, int)
+    lengths = np.diff([0, *cuts.tolist(), raw])
+    if lengths.max() > max_context:
+        lengths = np.asarray([raw // several + (i < raw % several) for i in range(several)])
+    prefixes = random.integers(0, PREFIX_PAGES * page + 1, several)
+    prefixes[::2] = prefixes[::2] // page * page  # a prefix of whole pages, as a server's cache gives it
+    prefixes = np.minimum(prefixes, max_context - lengths)
+    yield lengths.tolist(), prefixes.tolist()
+
+
+class _Result:
+    """Outcome of one batch: bit equality at the padded size, both errors, and whether all was written and finite."""
+
+    def __init__(self, replayed: torch.Tensor, padded: torch.Tensor, raw: torch.Tensor, kv: list[torch.Tensor]) -> None:
+        self.finite = bool(torch.isfinite(replayed).all()) and bool(torch.isfinite(kv[0]).all())
+        self.equal = bool(torch.equal(replayed, padded)) and bool(torch.equal(kv[0], kv[1]))
+        self.at_padded = max(relative_error(replayed, padded), relative_error(kv[0], kv[1]))
+        self.at_raw = max(relative_error(replayed, raw), relative_error(kv[0], kv[2]))
+
+
+def _compare(runner: GraphPrefill, live: LivePrefill, *, victim: int, victim_slot: int) -> _Result:
+    eager, cache = runner.eager, runner.eager.cache
+    # A first replay gives the output's memory, which then holds NaN unless the second one writes it.
+    _replay(runner, live).fill_(float("nan"))
+    poison_tails(eager.buffers, live, row=victim, slot=victim_slot)
+    cache.write_slots(live.out_slots, float("nan"))
+    replayed = _replay(runner, live).clone()
+    kv = [cache.slots(live.out_slots)]
+    cache.write_slots(live.out_slots, float("nan"))
+    padded = runner.run_padded_eagerly().clone()
+    kv.append(cache.slots(live.out_slots))
+    cache.write_slots(live.out_slots, float("nan"))
+    raw = eager.run_hidden(live).clone()
+    kv.append(cache.slots(live.out_slots))
+    return _Result(replayed, padded, raw, kv)
+
+
+def _replay(runner: GraphPrefill, live: LivePrefill) -> torch.Tensor:
+    runner.fill(live)
+    runner.plan()
+    return runner.launch_body()
+
+
+def poison_tails(buffers: PrefillBuffers, live: LivePrefill, *, row: int, slot: int) -> None:
+    """Fill the tails with legal values of another live request: a fill that forgets a tail then damages it."""
+    for name, value in {"input_ids": 1, "positions": 1, "out_slots": slot}.items():
+        buffers.tensors[name][live.tokens :] = value
+    for name, value in {
+        "req_rows": row,
+        "extend_lens": 1,
+        "prefix_lens": 0,
+        "extend_starts": 0,
+        "last_rows": 0,
+    }.items():
+        buffers.tensors[name][live.requests :] = value

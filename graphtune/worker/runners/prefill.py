@@ -1,0 +1,252 @@
+"""Prefills: the eager path, and replay of captured token counts with the eager path behind it.
+
+What is captured is the model's body, token ids to hidden states: its size depends on tokens only. The LM head is an
+eager tail over each request's last token; inside, it would need rows for every token and tie a graph to a number of
+requests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from graphtune.results import CaptureList
+from graphtune.worker.addresses import AddressBook
+from graphtune.worker.attention.base import PrefillAttention
+from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, GraphBackend
+from graphtune.worker.graphs.breaks import eager_break
+from graphtune.worker.graphs.shape_key import ShapeKey
+from graphtune.worker.kv_cache import PagedKVCache, RequestTable
+from graphtune.worker.runners.admission import WASTE_CAP, Admission, PrefillLimits, PrefillShape, admit_prefill
+from graphtune.worker.runners.decode import CaptureFailure
+from graphtune.worker.runners.prefill_buffers import LivePrefill, PrefillBatch, PrefillBuffers, sink_prefill
+
+if TYPE_CHECKING:
+    from graphtune.worker.models.decoder import Decoder
+
+
+class EagerPrefill:
+    """Runs every prefill without graphs. Built first: it owns the static buffers at their maximum."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        attention: PrefillAttention,
+        cache: PagedKVCache,
+        table: RequestTable,
+        *,
+        max_tokens: int,
+        max_requests: int,
+    ) -> None:
+        self.model = model
+        self.attention = attention
+        self.cache = cache
+        self.table = table
+        self.buffers = PrefillBuffers(max_tokens, max_requests, cache.pool.device)
+        self._attend_into = self.attend_into  # bound once: a layer would pay for binding it
+        self._batch: PrefillBatch | None = None
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest request that the table and the model's positions hold."""
+        return min(self.table.pages_per_request * self.table.page_size, self.model.config.max_position_embeddings)
+
+    def fill(self, live: LivePrefill) -> None:
+        self._batch = self.buffers.fill(live, live.tokens)
+
+    def plan(self) -> None:
+        assert self._batch is not None, "fill() comes before plan()"
+        self.attention.plan(self._batch)
+
+    def launch(self) -> torch.Tensor:
+        assert self._batch is not None, "fill() comes before launch()"
+        return self.tail(self.body(self._batch), self._batch)
+
+    def run(self, live: LivePrefill) -> torch.Tensor:
+        """One whole eager prefill: logits (requests, vocabulary) of each request's last token."""
+        self.fill(live)
+        self.plan()
+        return self.launch()
+
+    def run_hidden(self, live: LivePrefill) -> torch.Tensor:
+        """The hidden states (tokens, hidden) of an eager prefill, without the tail."""
+        self.fill(live)
+        self.plan()
+        assert self._batch is not None
+        return self.body(self._batch)
+
+    def body(self, batch: PrefillBatch) -> torch.Tensor:
+        """Hidden states (padded tokens, hidden) over static buffers; graphs record exactly this."""
+        return self.model.forward(batch.input_ids, batch.positions, self._attend, head=False)
+
+    def tail(self, hidden: torch.Tensor, batch: PrefillBatch) -> torch.Tensor:
+        """Logits (requests, vocabulary) of each request's last token."""
+        return self.model.logits(hidden.index_select(0, batch.last_rows[: batch.requests]))
+
+    def warm_up(self, sizes: tuple[int, ...]) -> None:
+        """Run every size eagerly on the sink, largest first: lazy loading and tuning are never charged to graphs."""
+        for size in sorted(sizes, reverse=True):
+            self.run(sink_prefill(size, self.max_context, self.cache.pool.device))
+
+    def owners(self) -> Mapping[str, torch.Tensor]:
+        """Everything outside the pool and the weights that a prefill reads or writes, by name."""
+        return {
+            **self.buffers.tensors,
+            **self.attention.private_tensors(),
+            "kv_cache": self.cache.pool,
+            "page_table": self.table.page_table,
+        }
+
+    @eager_break
+    def attend_into(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        """The break of a layer: attention over the batch planned last, real rows only, zeros in the others."""
+        self.attention.forward(layer, q, k, v, out)
+
+    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # Made inside the segment, so it is memory of the pool that the next layer uses again; a result that the break
+        # made itself would be held once per layer and size.
+        out = q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))
+        self._attend_into(layer, q, k, v, out)
+        return out
+
+
+class GraphPrefill:
+    """Captured token counts of one capture list over an eager runner's buffers.
+
+    ``waste_cap`` is the factor of padded to real tokens up to which a prefill is replayed, None for any.
+    """
+
+    def __init__(
+        self,
+        eager: EagerPrefill,
+        backend: GraphBackend,
+        capture_list: CaptureList,
+        *,
+        waste_cap: float | None = WASTE_CAP,
+        padding: bool = True,
+        mixed: bool = False,
+    ) -> None:
+        if max(capture_list.sizes) > eager.buffers.max_tokens:
+            raise ValueError(f"{max(capture_list.sizes)} tokens do not fit buffers of {eager.buffers.max_tokens}")
+        self.eager = eager
+        self.backend = backend
+        self.list = capture_list
+        self.waste_cap = waste_cap
+        self.padding = padding
+        self.mixed = mixed
+        self.sizes: tuple[int, ...] = ()
+        self.admitted: Counter[str] = Counter()
+        self._addresses: AddressBook | None = None
+        self._weights: AddressBook | None = None
+        self._batch: PrefillBatch | None = None
+
+    def capture(self) -> Iterator[tuple[int, CaptureTiming | CaptureFailure]]:
+        """Capture the list in its order, yielding (size, timing or failure).
+
+        Consume it to the end: the address book is written after the last size. A size that fails is left out and the
+        next one is tried; device memory errors pass through.
+        """
+        order = sorted(self.list.sizes, reverse=self.list.order == "descending")
+        with self.backend.capture_session():
+            for size in order:
+                yield size, self._capture_size(size)
+        eager = self.eager
+        eager.buffers.reset()
+        # The breaks ran on unwritten memory, which may be NaN, and wrote it to the sink.
+        eager.cache.write_slots(torch.arange(eager.cache.page_size, device=eager.cache.pool.device), 0.0)
+        self._addresses = AddressBook(eager.owners())
+        self._weights = AddressBook(eager.model.named_tensors())
+
+    def _capture_size(self, size: int) -> CaptureTiming | CaptureFailure:
+        eager = self.eager
+        # Bodies run at capture as well as in the warm-ups; all they write must go to the sink.
+        live = sink_prefill(size, eager.max_context, eager.cache.pool.device)
+        if live.requests > eager.buffers.max_requests:
+            reason = f"{live.requests} requests of {eager.max_context} tokens are needed, above the most there may be"
+            return CaptureFailure(size, reason)
+        batch = eager.buffers.fill(live, size)
+        eager.attention.plan(batch)
+        try:
+            timing = self.backend.capture_one(ShapeKey(size), lambda: eager.body(batch))
+        except CaptureError as error:
+            return CaptureFailure(size, str(error))
+        self.sizes = tuple(sorted((*self.sizes, size)))
+        return timing
+
+    @property
+    def limits(self) -> PrefillLimits:
+        """What admission goes by."""
+        return PrefillLimits(
+            sizes=self.sizes,
+            max_requests=self.eager.buffers.max_requests,
+            max_context=self.eager.max_context,
+            waste_cap=self.waste_cap,
+            padding=self.padding,
+            mixed=self.mixed,
+        )
+
+    def admit(self, shape: PrefillShape, *, others_admit: bool = True) -> Admission:
+        """Whether such a prefill may be replayed; needs no batch, so ranks can vote before there is one."""
+        return admit_prefill(shape, self.limits, others_admit=others_admit)
+
+    def fill(self, live: LivePrefill) -> None:
+        admission = self.admit(shape_of(live))
+        self.admitted[admission.reason] += 1
+        if admission.padded_size is None:
+            raise RuntimeError(f"not admitted: {admission.reason}; run() falls back to eager")
+        self._batch = self.eager.buffers.fill(live, admission.padded_size)
+
+    def plan(self) -> None:
+        assert self._batch is not None, "fill() comes before plan()"
+        self.eager.attention.plan(self._batch)
+
+    def launch(self) -> torch.Tensor:
+        """Replay, then the tail: logits (requests, vocabulary)."""
+        hidden = self.launch_body()
+        assert self._batch is not None
+        return self.eager.tail(hidden, self._batch)
+
+    def launch_body(self) -> torch.Tensor:
+        """The replay alone: hidden states (raw tokens, hidden), valid until the next replay."""
+        assert self._batch is not None and self._addresses is not None, "capture() and fill() come before launch()"
+        self._addresses.check(self.eager.owners())
+        with self.backend.replay_session():
+            return self.backend.replay(ShapeKey(self._batch.padded_tokens))[: self._batch.raw_tokens]
+
+    def run(self, live: LivePrefill, shape: PrefillShape | None = None, *, others_admit: bool = True) -> torch.Tensor:
+        """One whole prefill: replayed when admitted, else eager with the same result; both are counted by reason.
+
+        ``shape`` says more of the batch than its tensors do: drafts to verify, decode requests in it.
+        """
+        admission = self.admit(shape or shape_of(live), others_admit=others_admit)
+        self.admitted[admission.reason] += 1
+        if admission.padded_size is None:
+            return self.eager.run(live)
+        self._batch = self.eager.buffers.fill(live, admission.padded_size)
+        self.plan()
+        return self.launch()
+
+    def run_padded_eagerly(self) -> torch.Tensor:
+        """Hidden states of the batch that was filled and planned last, at its padded size, without the graph."""
+        assert self._batch is not None, "fill() and plan() come first"
+        return self.eager.body(self._batch)[: self._batch.raw_tokens]
+
+    def check_weights(self) -> None:
+        """The address check over the weights, which are too many for every replay."""
+        assert self._weights is not None, "capture() comes first"
+        self._weights.check(self.eager.model.named_tensors())
+
+    def tear_down(self) -> None:
+        """Drop graphs, pool and outputs."""
+        self.backend.cleanup()
+        self.sizes = ()
+        self._batch = None
+        self._addresses = self._weights = None
+
+
+def shape_of(live: LivePrefill) -> PrefillShape:
+    """What admission must know of a batch that exists."""
+    return PrefillShape(tokens=live.tokens, requests=live.requests, longest=live.longest)
