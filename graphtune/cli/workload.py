@@ -34,6 +34,7 @@ def register(app: typer.Typer) -> None:
     commands.command("from-log")(from_log)
     commands.command("from-trace")(from_trace)
     commands.command("from-histogram")(from_histogram)
+    commands.command("preset")(preset)
     app.add_typer(commands, name="workload")
 
 
@@ -79,6 +80,19 @@ def from_trace(
     from graphtune.tune.workloads.trace import read_trace
 
     _write(read_trace(file).as_dict(), output)
+
+
+def preset(
+    name: Annotated[str, typer.Argument(help="uniform, steady, ramp, interactive or batch.")],
+    requests: Annotated[int, typer.Argument(help="Most running requests.")],
+    output: Output = None,
+    sweep: SweepFolder = None,
+    dp: Ranks = 1,
+) -> None:
+    """Made-up traffic by name. ramp and interactive are shares of time and need --sweep."""
+    from graphtune.tune.workloads.presets import preset as of_name
+
+    _write_histogram(of_name(name, requests), sweep, dp, None, output, None)
 
 
 def _write_histogram(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from graphtune.tune.latency_model import latency_model
 from graphtune.tune.workload import DecodeShare, PrefillShare, Workload, parse_workload
 from graphtune.tune.workloads.deployment import in_steps, of_role, over_ranks
 from graphtune.tune.workloads.histogram_table import read_histograms
+from graphtune.tune.workloads.presets import PRESETS, preset
 from graphtune.tune.workloads.server_log import LoggedWorkload, from_logs
 from graphtune.tune.workloads.trace import read_trace
 from tests.synthetic import cell_result, latency_points
@@ -224,6 +226,31 @@ def test_logs_that_count_differently_are_not_added_up(tmp_path: Path) -> None:
 def test_a_log_without_batches_is_refused(tmp_path: Path, lines: list[str]) -> None:
     with pytest.raises(InputError, match=r"no batch lines|idle server"):
         logged(tmp_path, *lines)
+
+
+# Presets
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("most", [1, 2, 256])
+def test_presets_stay_within_their_requests(name: str, most: int) -> None:
+    found = preset(name, most)
+    sizes = [share.requests for share in found.decode]
+    assert sizes == sorted(set(sizes)) and 1 <= sizes[0] and sizes[-1] == most == found.max_running_requests
+    assert all(share.weight > 0 for share in found.decode)
+
+
+def test_presets_are_what_they_say() -> None:
+    assert preset("ramp", 4).weighting == preset("interactive", 4).weighting == "per_second"
+    shares = {share.requests: share.weight for share in preset("interactive", 20).decode}
+    assert shares[10] / shares[9] == pytest.approx(1.0) and shares[20] / shares[10] == pytest.approx(
+        10**10 * math.factorial(10) / math.factorial(20)
+    )
+    queue = {share.requests: share.weight for share in preset("batch", 11).decode}
+    assert queue[11] == 0.9 and queue[1] == queue[10] == pytest.approx(0.01)
+    for name, requests in (("storm", 4), ("ramp", 0)):
+        with pytest.raises(InputError):
+            preset(name, requests)
 
 
 # Deployments
