@@ -60,28 +60,32 @@ def page(comparison: Comparison) -> dict[str, Any]:
 
 
 def row_table(rows: Sequence[Row]) -> Table:
-    """Rows as text: what, base, new, ratio, interval, processes, verdict with its reason."""
+    """Rows as text, the answer first, so that a phone shows it."""
     columns = (
         Column("what", numeric=False),
+        Column("ratio"),
+        Column("verdict", numeric=False),
+        Column("interval"),
         Column("base"),
         Column("new"),
-        Column("ratio"),
-        Column("interval"),
         Column("processes"),
-        Column("verdict", numeric=False),
+        Column("reason", numeric=False),
     )
     shown = tuple(
         (
             row.name,
+            ratio_text(row.ratio),
+            row.verdict,
+            interval_text(row),
             value_text(row.what.kind, row.base),
             value_text(row.what.kind, row.new),
-            ratio_text(row.ratio),
-            interval_text(row),
             f"{row.base_processes} + {row.new_processes}",
-            row.verdict + (f": {row.reason}" if row.reason else ""),
+            row.reason or "",
         )
         for row in rows
     )
+    if not any(row.reason for row in rows):
+        return Table(columns[:-1], tuple(row[:-1] for row in shown))
     return Table(columns, shown)
 
 
