@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,34 +28,37 @@ MAX_CONTEXT = 64
 
 def eager(
     decoder: Decoder | None = None,
-    attention: type[SdpaPrefill] = SdpaPrefill,
+    attention: Callable[[PagedKVCache, RequestTable], PrefillAttention] = SdpaPrefill,
     *,
     max_tokens: int = 64,
     max_requests: int = 6,
     page_size: int = 8,
     max_context: int = MAX_CONTEXT,
     device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+    kv_tokens: int = 1024,
     **config: Any,
 ) -> EagerPrefill:
     """An eager prefill runner over a KV pool of random content."""
     with torch.inference_mode():
         if decoder is None:
             mapping = {**tiny.CONFIG, **config}
-            decoder = Decoder(ModelConfig.from_mapping(mapping), dtype=torch.float32, device=device, seed=7)
+            decoder = Decoder(ModelConfig.from_mapping(mapping), dtype=dtype, device=device, seed=7)
         of = decoder.config
         cache = PagedKVCache(
             layers=of.num_layers,
             kv_heads=of.num_kv_heads,
             head_size=of.head_dim,
             page_size=page_size,
-            tokens=1024,
-            dtype=torch.float32,
+            tokens=kv_tokens,
+            dtype=dtype,
             device=device,
         )
         cache.fill_random(3)
         table = RequestTable(cache=cache, max_requests=max_requests + 2, max_context=max_context, seed=3)
-        made: PrefillAttention = attention(cache, table)
-        return EagerPrefill(decoder, made, cache, table, max_tokens=max_tokens, max_requests=max_requests)
+        return EagerPrefill(
+            decoder, attention(cache, table), cache, table, max_tokens=max_tokens, max_requests=max_requests
+        )
 
 
 def capture_list(*sizes: int, **settings: Any) -> CaptureList:
