@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from graphtune import __version__
 from graphtune.errors import Finding
-from graphtune.figures import capture, latency, memory
-from graphtune.figures.base import Column, Drawing, Table
+from graphtune.figures import agreement, capture, host, latency, launches, ledger, lists, memory, wall_time
+from graphtune.figures.base import Drawing, NamedTable
+from graphtune.figures.cells import cell_tables, environment_tables
 from graphtune.results import CellResult, Environment
 from graphtune.store import PAGE_FILE, Sweep, read_sweep, write_atomically
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.memory_model import memory_model
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation import EngineAnswer, Recommendation
-from graphtune.tune.recommendation_text import NAMES, ROWS, flag_lines, traffic
-from graphtune.units import format_bytes, format_duration_s
+from graphtune.tune.recommendation_text import (
+    EAGER,
+    NAMES,
+    ROWS,
+    TOLERANCE,
+    alternatives,
+    flag_lines,
+    how_to_ask,
+    traffic,
+    with_overhead,
+)
 
 TEMPLATE = "report.html.j2"
 CPU_BANNER = (
     "A check of the machinery, not advice. This sweep ran on a CPU, where replaying a recording saves no time: the "
     "figures show that capture, padding, admission and the ledger work, not what a GPU would gain."
 )
-
-
-@dataclass(frozen=True)
-class NamedTable:
-    """A table with its own heading and a sentence that says what it shows."""
-
-    title: str
-    says: str
-    table: Table
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Section:
 class EngineCard:
     """One engine's answer as shown at the head of the page.
 
-    ``rows`` are a label and one value per column; ``flags`` are the pieces that a line may be broken between.
+    ``rows`` are a label and one value per column; ``others`` says what else there is; ``flags`` are the pieces that a
+    line may be broken between.
     """
 
     name: str
@@ -64,6 +68,7 @@ class EngineCard:
     message: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
+    others: str
     flags: tuple[str, ...]
     found: bool
 
@@ -92,7 +97,13 @@ def render(sweep: Sweep, question: Question | None = None) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    templates.filters["options"] = _options
     return templates.get_template(TEMPLATE).render(**page(sweep, question or Question()))
+
+
+def _options(text: str) -> Markup:
+    """Text in which a line does not end inside an option's name."""
+    return Markup(re.sub(r"--[a-z][a-z-]*", r"<b>\g<0></b>", str(escape(text))))
 
 
 def page(sweep: Sweep, question: Question) -> dict[str, Any]:
@@ -111,12 +122,24 @@ def page(sweep: Sweep, question: Question) -> dict[str, Any]:
         "answer": answer,
         "no_answer": reason,
         "traffic": traffic(answer) if answer else "",
-        "cards": tuple(_card(one, "this check" if on_cpu else "recommended") for one in answer.engines)
-        if answer
-        else (),
+        "how_to_ask": how_to_ask(answer) if answer else "",
+        "fine_print": _fine_print(answer) if answer else (),
+        "cards": tuple(_card(one) for one in answer.engines) if answer else (),
         "warnings": answer.warnings if answer else (),
         "sections": tuple(section for section in sections if not section.empty),
     }
+
+
+def _fine_print(answer: Recommendation) -> tuple[str, ...]:
+    """What the figures of the answer are, a sentence each."""
+    facts = answer.sweep
+    return (
+        f"Step times: {facts.statistic}, {facts.attention} attention.",
+        TOLERANCE,
+        sentence(answer.noise.words),
+        "≈ interpolated between measured points; ≤ at most, the figure of a longer list that was measured.",
+        f"No graphs: {EAGER}{with_overhead(answer)}.",
+    )
 
 
 def _answer(sweep: Sweep, question: Question) -> tuple[Recommendation | None, str]:
@@ -135,8 +158,8 @@ def _chips(sweep: Sweep, environment: Environment | None) -> tuple[str, ...]:
     return (*parts, f"recipe {sweep.recipe_name}")
 
 
-def _card(one: EngineAnswer, ours: str) -> EngineCard:
-    shown = [(ours, one.decode), ("its default", one.default)]
+def _card(one: EngineAnswer) -> EngineCard:
+    shown = [("this list", one.decode), ("its default", one.default), ("no graphs", one.eager)]
     known = [(title, of) for title, of in shown if of is not None] if one.decode is not None else []
     headline = "Nothing fits"
     if one.decode is not None:
@@ -151,56 +174,67 @@ def _card(one: EngineAnswer, ours: str) -> EngineCard:
         name=NAMES[one.engine],
         version=one.version,
         headline=headline,
-        message=one.message[:1].upper() + one.message[1:] + ".",
+        message=sentence(one.message),
         columns=tuple(title for title, _ in known),
-        rows=tuple((label, tuple(_value(cell(of)) for _, of in known)) for label, cell in ROWS) if known else (),
+        rows=tuple((_narrow(label), tuple(_narrow(_value(cell(of))) for _, of in known)) for label, cell in ROWS)
+        if known
+        else (),
+        others=_value(sentence(alternatives(one))),
         flags=tuple(re.findall(r"[^,]*,|[^,]+$", "\n".join(flag_lines(one.flags)))) if one.flags is not None else (),
         found=one.decode is not None,
     )
 
 
+def sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
 def _value(text: str) -> str:
-    """A value of the text output, in the signs and the width of the page."""
-    for written, shown in (("<= ", "≤ "), ("~", "≈ "), (" sizes, ", ": "), (" to ", "–")):
+    """A value of the text output, in the signs of the page."""
+    for written, shown in (("<= ", "≤ "), ("~", "≈ ")):
         text = text.replace(written, shown)
     return text
+
+
+def _narrow(text: str) -> str:
+    """A table cell in little width."""
+    for written, shown in ((" sizes, ", ": "), (" to ", "–"), ("1 size, ", "1: "), ("recommended is", "this list is")):
+        text = text.replace(written, shown)
+    return re.sub(r"(?<=[≈≤\d]) (?=[\dmµsGKM])", "\N{NO-BREAK SPACE}", text)
 
 
 def _sections(sweep: Sweep, answer: Recommendation | None) -> list[Section]:
     cells = sweep.cells
     model = _model(cells)
-    lists = memory_model(cells)
+    measured = memory_model(cells)
     on_cpu = sweep.device == "cpu"
-    figures = _latency_figures(cells, model, answer, on_cpu=on_cpu)
     shares = memory.divisions(answer) if answer else ()
     growth = memory.growths(cells)
-    first = memory.first_ledger(cells)
+    first = ledger.first_ledger(cells)
     timed = capture.timed_list(cells)
-    totals = memory.list_totals(lists)
-    controls = memory.control_table(lists)
-    graph_tables = []
-    if totals.rows:
-        graph_tables.append(
-            NamedTable(
-                "All captured lists", "Device bytes after all captures minus device bytes before the first.", totals
-            )
-        )
-    if controls is not None:
-        says = (
-            "A tenth of the lists is captured again alone in a fresh process: the difference bounds what sharing hides."
-        )
-        graph_tables.append(NamedTable("Control captures", says, controls))
+    walls = wall_time.wall_times(cells)
+    times = agreement.table(cells)
     return [
         Section("memory", "Memory of the card", (memory.draw_divisions(shares),) if shares else ()),
-        Section("time", "Step time", figures),
-        Section("graphs", "Graph memory", (memory.draw_growths(*growth),) if growth else (), tuple(graph_tables)),
+        Section("time", "Step time", _latency_figures(cells, model, answer, on_cpu=on_cpu), _known(times)),
+        Section(
+            "graphs",
+            "Graph memory",
+            (memory.draw_growths(*growth),) if growth else (),
+            _known(lists.list_totals(measured), lists.control_table(measured)),
+        ),
         Section("capture", "Capture time", (capture.draw_capture_seconds(timed),) if timed else ()),
         Section("why", "Host time" if on_cpu else "Why graphs help here", _why(cells, model)),
-        Section("gate", "Correctness", (), _gate(cells)),
-        Section("ledger", "Ledger", (memory.draw_ledger(first[1], first[0]),) if first else ()),
-        Section("environment", "Environment", (), _environment(cells)),
-        Section("cells", "Cells and gaps", (), _cells(sweep)),
+        Section("gate", "Correctness", (), lists.gate_tables(cells)),
+        Section("ledger", "Ledger", (ledger.draw_ledger(first[1], first[0]),) if first else ()),
+        Section("sweep", "Time of the sweep", (wall_time.draw_wall_times(walls),) if walls else ()),
+        Section("environment", "Environment", (), environment_tables(cells)),
+        Section("cells", "Cells and gaps", (), cell_tables(sweep)),
     ]
+
+
+def _known(*tables: NamedTable | None) -> tuple[NamedTable, ...]:
+    return tuple(table for table in tables if table is not None)
 
 
 def _model(cells: Sequence[CellResult]) -> LatencyModel | None:
@@ -226,136 +260,11 @@ def _latency_figures(
 
 
 def _why(cells: Sequence[CellResult], model: LatencyModel | None) -> tuple[Drawing, ...]:
-    drawings = []
-    profiles = capture.step_profiles(cells)
+    drawings: list[Drawing | None] = []
+    profiles = launches.step_profiles(cells, model)
     if profiles:
-        costs = [c.environment.launch_cost_us for c in cells if c.environment and c.environment.launch_cost_us]
-        drawings.append(capture.draw_step_profiles(profiles, costs[0] if costs else None))
-    rows = latency.host_rows(cells, model) if model is not None else ()
+        drawings.append(launches.draw_step_profiles(profiles, launches.launch_cost_us(cells)))
+    rows = host.host_rows(cells, model) if model is not None else ()
     if rows:
-        drawings.append(latency.draw_host_split(rows))
-    return tuple(drawings)
-
-
-def _gate(cells: Sequence[CellResult]) -> tuple[NamedTable, ...]:
-    columns = (
-        Column("list", numeric=False),
-        Column("setting", numeric=False),
-        Column("process"),
-        Column("sizes passed"),
-        Column("bit for bit at the padded shape"),
-        Column("largest error at the raw shape"),
-        Column("tolerance"),
-        Column("KV outside written slots", numeric=False),
-    )
-    rows, failures = [], []
-    for cell in cells:
-        for of in cell.captured_lists:
-            if not of.gate:
-                continue
-            errors = [check.error_at_raw for check in of.gate if check.error_at_raw is not None]
-            rows.append(
-                (
-                    of.list.name,
-                    memory.setting_words(of.list),
-                    f"{cell.cell.get('process', 1)}",
-                    f"{sum(check.passed for check in of.gate)} of {len(of.list.sizes)}",
-                    f"{sum(check.equal_at_padded is True for check in of.gate)}",
-                    f"{max(errors):.2g}" if errors else "–",
-                    f"{max(check.tolerance_at_raw for check in of.gate):.0e}",
-                    "untouched" if all(check.kv_untouched for check in of.gate) else "changed",
-                )
-            )
-            failures += [(of.list.name, f"{c.size}", c.reason or "no reason stored") for c in of.gate if not c.passed]
-    if not rows:
-        return ()
-    says = (
-        "Every captured size is replayed with fewer live requests than rows, poisoned padding and lengths that cross a "
-        "page, and compared with eager. A size that fails is not recommended."
-    )
-    tables = [NamedTable("Replay against eager", says, Table(columns, tuple(rows)))]
-    if failures:
-        head = (Column("list", numeric=False), Column("size"), Column("reason", numeric=False))
-        tables.append(NamedTable("Sizes that failed", "These are not recommended.", Table(head, tuple(failures))))
-    return tuple(tables)
-
-
-def _environment(cells: Sequence[CellResult]) -> tuple[NamedTable, ...]:
-    environment = next((cell.environment for cell in cells if cell.environment is not None), None)
-    if environment is None:
-        return ()
-    rows = []
-    for name, value in asdict(environment).items():
-        if name.endswith("_bytes") and value is not None:
-            value = f"{format_bytes(value)} ({value:,} bytes)"
-        if isinstance(value, bool):
-            value = "yes" if value else "no"
-        if isinstance(value, list | tuple):
-            value = ", ".join(value) or "none"
-        rows.append((name.replace("_", " "), "not known" if value is None else str(value)))
-    columns = (Column("what", numeric=False), Column("value", numeric=False))
-    says = "With what and where the first cell ran; clocks are read before and after its measurements."
-    tables = [NamedTable("Software and device", says, Table(columns, tuple(rows)))]
-    facts = next((cell.model for cell in cells if cell.model is not None), None)
-    if facts is not None:
-        shown = [
-            (
-                name.replace("_", " "),
-                f"{format_bytes(v)} ({v:,} bytes)"
-                if name.endswith("_bytes")
-                else f"{v:,}"
-                if isinstance(v, int)
-                else str(v),
-            )
-            for name, v in asdict(facts).items()
-        ]
-        tables.append(NamedTable("Model as loaded", "Sizes that the budget starts from.", Table(columns, tuple(shown))))
-    return tuple(tables)
-
-
-def _cells(sweep: Sweep) -> tuple[NamedTable, ...]:
-    columns = (
-        Column("cell", numeric=False),
-        Column("purpose", numeric=False),
-        Column("process"),
-        Column("lists"),
-        Column("points"),
-        Column("result", numeric=False),
-        Column("wall time by part", numeric=False),
-    )
-    rows = tuple(
-        (
-            cell.cell_id,
-            str(cell.cell.get("purpose", "main")),
-            f"{cell.cell.get('process', 1)}",
-            f"{len(cell.captured_lists)}",
-            f"{len(cell.points)}",
-            cell.status if cell.reason is None else f"{cell.status}: {cell.reason}",
-            ", ".join(f"{name.replace('_', ' ')} {format_duration_s(s)}" for name, s in cell.phase_seconds.items()),
-        )
-        for cell in sweep.cells
-    )
-    says = "Each cell is one process. A cell that failed costs only what it would have measured."
-    tables = [NamedTable("Cells", says, Table(columns, rows))] if rows else []
-    lost = [
-        (cell.cell_id, memory.setting_words(of.list), of.list.name, of.reason or of.status)
-        for cell in sweep.cells
-        for of in cell.captured_lists
-        if of.status != "ok"
-    ]
-    if lost:
-        head = tuple(Column(name, numeric=False) for name in ("cell", "setting", "list", "reason"))
-        tables.append(
-            NamedTable("Lists that were not captured whole", "Their bytes are not used.", Table(head, tuple(lost)))
-        )
-    if sweep.skips:
-        head = (Column("left out", numeric=False), Column("reason", numeric=False))
-        skipped = tuple((skip.what, skip.reason) for skip in sweep.skips)
-        tables.append(
-            NamedTable("Left out", "What the recipe asked for and the sweep did not measure.", Table(head, skipped))
-        )
-    notes = [*sweep.notes, *(f"{cell.cell_id}: {text}" for cell in sweep.cells for text in cell.warnings)]
-    if notes:
-        table = Table((Column("note", numeric=False),), tuple((note,) for note in notes))
-        tables.append(NamedTable("Notes", "What the sweep said while it ran.", table))
-    return tuple(tables)
+        drawings += [host.draw_host_split(rows), host.draw_overlap(rows)]
+    return tuple(drawing for drawing in drawings if drawing is not None)

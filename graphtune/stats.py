@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -107,9 +107,12 @@ class Disturbances:
     used: int
 
 
-def disturbances(cells: Iterable[CellResult], time: Time = "step_us") -> Disturbances:
-    """Disturbed medians of a sweep."""
-    points = all_medians(cells, time).values()
+def disturbances(
+    cells: Iterable[CellResult], time: Time = "step_us", execution: Execution | None = None
+) -> Disturbances:
+    """Disturbed medians of a sweep, of one execution or of both."""
+    found = all_medians(cells, time)
+    points = [by for key, by in found.items() if execution in (None, key.execution)]
     flagged = [sum(one.disturbed for one in by.values()) for by in points]
     used = sum(count for count, by in zip(flagged, points, strict=True) if count == len(by))
     return Disturbances(sum(map(len, points)), sum(flagged), used)
@@ -160,18 +163,29 @@ class Noise:
         """What the figure says, in one phrase."""
         if self.assumed:
             return f"no point was measured by two processes, so {self.relative:.1%} is assumed"
-        return f"nine of ten of {self.points} medians of gpu_us agree within {self.relative:.1%} between processes"
+        return f"nine in ten of {self.points} replays agree on gpu_us within {self.relative:.1%} between processes"
 
 
-def noise_between_processes(cells: Iterable[CellResult], time: Time = "gpu_us") -> Noise:
-    """Noise of the replays that two or more processes measured undisturbed."""
-    differences = sorted(
-        (max(by.values()) - min(by.values())) / combined_us(by)
-        for key, by in process_medians(cells, time).items()
-        if key.execution == "graph" and len(by) > 1 and combined_us(by) > 0
+def differences(cells: Iterable[CellResult], time: Time, execution: Execution) -> list[float]:
+    """Relative differences of the medians at points that two or more processes measured undisturbed, ascending."""
+    points = [
+        {process: one.us for process, one in by.items() if not one.disturbed}
+        for key, by in all_medians(cells, time).items()
+        if key.execution == execution
+    ]
+    return sorted(
+        (max(by.values()) - min(by.values())) / combined_us(by) for by in points if len(by) > 1 and combined_us(by) > 0
     )
-    if not differences:
+
+
+def noise_between_processes(cells: Iterable[CellResult]) -> Noise:
+    """Noise of a sweep's replays."""
+    apart = differences(cells, "gpu_us", "graph")
+    if not apart:
         return Noise(LEAST_TOLERANCE, True, 0)
-    if len(differences) == 1:
-        return Noise(differences[0], False, 1)
-    return Noise(statistics.quantiles(differences, n=10, method="inclusive")[-1], False, len(differences))
+    return Noise(nine_of_ten(apart), False, len(apart))
+
+
+def nine_of_ten(ascending: Sequence[float]) -> float:
+    """The value that nine of ten stay below."""
+    return statistics.quantiles(ascending, n=10, method="inclusive")[-1] if len(ascending) > 1 else ascending[0]

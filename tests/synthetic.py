@@ -119,6 +119,7 @@ def point(
         plan_us=around(plan),
         fill_us=around(fill) if on_graph else None,
         launch_us=around(launch),
+        overlap_us=around(gpu + 20.0) if on_graph else None,
     )
 
 

@@ -15,18 +15,13 @@ from typer.testing import CliRunner
 
 from graphtune.cli.app import app
 from graphtune.errors import InputError
-from graphtune.figures import capture, latency, memory
 from graphtune.figures.base import Drawing
 from graphtune.plan import Skip
 from graphtune.report import page, render, write_report
 from graphtune.results import CaptureList
-from graphtune.stats import process_medians
 from graphtune.store import Sweep
-from graphtune.tune.latency_model import latency_model
-from graphtune.tune.memory_model import memory_model
 from graphtune.tune.recommend import Question, recommend
 from tests.synthetic import (
-    MIB,
     captured_list,
     cell_result,
     cpu_sweep,
@@ -140,12 +135,15 @@ def test_every_section_of_a_gpu_sweep_is_there(rich: str) -> None:
         "Speed-up over eager",
         "Graph memory over captures",
         "All captured lists",
-        "Control captures",
+        "Controls",
+        "How far the processes agree",
         "Capture time",
         "Launches and idle time",
         "The host's part of a replayed step",
+        "Steps waited for and overlapped",
         "Replay against eager",
         "Ledger",
+        "Time of the sweep",
         "Software and device",
         "Cells",
         "Left out",
@@ -155,8 +153,8 @@ def test_every_section_of_a_gpu_sweep_is_there(rich: str) -> None:
 
 
 def test_every_figure_has_a_sentence_a_table_and_two_drawings(drawings: list[Drawing]) -> None:
-    assert len(drawings) == 9
-    assert len({drawing.slug for drawing in drawings}) == 9
+    assert len(drawings) == 11
+    assert len({drawing.slug for drawing in drawings}) == 11
     for drawing in drawings:
         assert drawing.says.endswith(".") and len(drawing.says) > 60
         assert drawing.table.rows
@@ -171,7 +169,7 @@ def test_every_figure_has_a_sentence_a_table_and_two_drawings(drawings: list[Dra
 
 def test_columns_of_times_name_their_statistic(drawings: list[Drawing]) -> None:
     for drawing in drawings:
-        if drawing.slug in {"step-time", "speed-up", "host-split", "launches"}:
+        if drawing.slug in {"step-time", "speed-up", "host-split", "launches", "overlap"}:
             for column in drawing.table.columns:
                 if "µs" in column.title or "at " in column.title:
                     assert "median" in column.title or "mean" in column.title, column.title
@@ -272,73 +270,6 @@ def test_lists_that_failed_are_shown_with_their_reason() -> None:
 def test_nothing_fits_is_shown_with_what_is_short() -> None:
     text = Page(render(h200_sweep(), Question(gpu_mem="16"))).text
     assert "Nothing fits" in text and "short by" in text
-
-
-def test_step_curves_are_the_figures_of_the_recommendation() -> None:
-    of = h200_sweep()
-    answer, model = recommend(of, Question(gpu_mem="80", max_running_requests=256)), latency_model(of.cells)
-    data = latency.step_times(model, answer)
-    chosen = next(curve for curve in data.curves if curve.recommended)
-    one = answer.engine("sglang").decode
-    assert one is not None
-    upto = [us for raw, us in zip(chosen.requests, chosen.step_us, strict=True) if raw <= 256]
-    assert sum(upto) / 256 == pytest.approx(one.expected_step_us)
-    assert any("TensorRT-LLM's default" in curve.label for curve in data.curves)
-    assert len({curve.role for curve in data.curves}) == len(data.curves)
-
-
-def test_speed_up_is_eager_over_replay() -> None:
-    found = latency.speed_ups(latency_model(small_sweep((1, 2)).cells))
-    assert found is not None
-    assert found.by_context[1024][2] == pytest.approx(3020 / 1020)
-
-
-def test_hidden_time_is_host_plus_gpu_minus_step() -> None:
-    cells = small_sweep((1, 2, 4)).cells
-    rows = latency.host_rows(cells, latency_model(cells))
-    assert [row.size for row in rows] == [1, 2, 4]
-    for row in rows:
-        assert row.host_us == pytest.approx(90.0)
-        assert row.hidden_us == pytest.approx(row.host_us + row.gpu_us - row.step_us)
-    assert len(process_medians(cells, "gpu_us")) == 6
-
-
-def test_ledger_parts_add_up_to_the_reading_with_the_list_captured() -> None:
-    found = memory.first_ledger(h200_sweep().cells)
-    assert found is not None
-    _, stages = found
-    parts = memory.ledger_parts(stages)
-    captured = next(stage for stage in stages if stage.name == "captured")
-    assert sum(part.size_bytes for part in parts) == captured.free_reading_bytes
-    assert captured.torch_bytes + captured.pool_bytes + captured.outside_bytes == captured.free_reading_bytes
-
-
-def test_growth_is_cumulative_in_capture_order() -> None:
-    found = memory.growths(h200_sweep().cells)
-    assert found is not None
-    name, curves = found
-    assert name == "vllm" and len(curves) == 4
-    for curve in curves:
-        assert list(curve.total_bytes) == sorted(curve.total_bytes)
-    assert curves[0].setting == "both shared, descending"
-    assert curves[0].total_bytes[-1] == 140 * MIB and curves[0].sizes[0] == 512
-
-
-def test_divisions_hold_every_term_of_the_budget() -> None:
-    for division in memory.divisions(recommend(h200_sweep(), Question(gpu_mem="80"))):
-        assert sum(size or 0 for _, size in division.terms) == division.total_bytes
-
-
-def test_controls_show_their_difference() -> None:
-    table = memory.control_table(memory_model(h200_sweep().cells))
-    assert table is not None and table.rows[0][-1] == "+2.00"
-    assert memory.control_table(memory_model(small_sweep((1,)).cells)) is None
-
-
-def test_profiles_are_averaged_over_processes() -> None:
-    profiles = capture.step_profiles(h200_sweep().cells)
-    assert [one.size for one in profiles] == [1, 16, 64, 256]
-    assert profiles[0].idle_share == pytest.approx(1 - 4600 / 6050)
 
 
 def luminance(color: str) -> float:

@@ -109,7 +109,7 @@ def test_noise_is_what_nine_of_ten_device_times_of_replays_stay_below() -> None:
     assert not noise.assumed and noise.points == 11
     below = [s for s in range(1, 12) if (s / 1000) / math.sqrt(1 + s / 1000) <= noise.relative + 1e-9]
     assert len(below) == 10
-    assert "nine of ten" in noise.words and "gpu_us" in noise.words
+    assert "nine in ten" in noise.words and "gpu_us" in noise.words
     assert noise_between_processes(noise_sweep("eager")).assumed
 
 

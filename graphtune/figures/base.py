@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup, escape
 
+from graphtune.results import CaptureList
+from graphtune.units import MIB
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -86,6 +89,16 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class NamedTable:
+    """A table with its own heading and a sentence that says what it shows. ``folded``: shown on demand."""
+
+    title: str
+    says: str
+    table: Table
+    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,3 +191,26 @@ def quiet_grid(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
     """Grid lines along one axis only."""
     axes.grid(False)
     axes.grid(True, axis=axis)
+
+
+def us_cell(value: float | None) -> str:
+    """A table cell in microseconds."""
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def mib(size_bytes: float | None) -> str:
+    """A table cell in MiB: one decimal, more where that would say too little."""
+    if size_bytes is None:
+        return "–"
+    size = size_bytes / MIB
+    if abs(size) >= 10 or size == 0:
+        return f"{size:,.1f}"
+    return f"{size:.2f}" if abs(size) >= 0.1 else f"{size:.2g}"
+
+
+def setting_words(of: CaptureList) -> str:
+    """``output shared, workspace shared, descending``, shortened where both are the same."""
+    shared = of.output.replace("_", " ")
+    if of.output == of.workspace:
+        return f"both {shared}, {of.order}"
+    return f"output {shared}, workspace {of.workspace.replace('_', ' ')}, {of.order}"

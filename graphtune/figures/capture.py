@@ -1,15 +1,23 @@
-"""Seconds of capture, launches of a step, and the trade between graph memory and step time."""
+"""Seconds of capture, and the trade between graph memory and step time."""
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphtune.figures.base import Column, Drawing, Key, Role, Table, color, drawing, quiet_grid
-from graphtune.figures.memory import mib, setting_words
+from graphtune.figures.base import (
+    Column,
+    Drawing,
+    Key,
+    Role,
+    Table,
+    color,
+    drawing,
+    mib,
+    quiet_grid,
+    setting_words,
+)
 from graphtune.results import Capture, CapturedList, CellResult
 from graphtune.tune.recommendation import Recommendation
 from graphtune.tune.recommendation_text import NAMES, size_range
@@ -79,82 +87,6 @@ def _capture_row(capture: Capture) -> tuple[str, ...]:
         *map(mib, sizes),
         "–" if capture.nodes is None else f"{capture.nodes:,}",
     )
-
-
-@dataclass(frozen=True)
-class StepProfile:
-    """Launches of one step and how its time on the device divides; mean over processes."""
-
-    size: int
-    context_tokens: int
-    execution: str
-    launches: float
-    kernel_us: float
-    span_us: float
-
-    @property
-    def idle_share(self) -> float:
-        return max(0.0, 1 - self.kernel_us / self.span_us) if self.span_us else 0.0
-
-
-def step_profiles(cells: Iterable[CellResult]) -> tuple[StepProfile, ...]:
-    """Profiles of all processes, averaged by size and execution."""
-    found = defaultdict(list)
-    for cell in cells:
-        for profile in cell.launch_profiles:
-            found[profile.size, profile.context_tokens, profile.execution].append(profile)
-    return tuple(
-        StepProfile(
-            *key,
-            launches=statistics.fmean(one.launches for one in same),
-            kernel_us=statistics.fmean(one.kernel_us for one in same),
-            span_us=statistics.fmean(one.span_us for one in same),
-        )
-        for key, same in sorted(found.items())
-    )
-
-
-def draw_step_profiles(profiles: Sequence[StepProfile], launch_cost_us: float | None) -> Drawing:
-    def draw(figure: Figure, narrow: bool) -> None:
-        axes = figure.subplots()
-        quiet_grid(axes, "x")
-        for row, one in enumerate(profiles):
-            busy, idle = one.kernel_us / 1000, max(0.0, one.span_us - one.kernel_us) / 1000
-            axes.barh(row, busy, 0.62, color=color("c1"))
-            axes.barh(row, idle, 0.62, left=busy, color=color("c2"))
-        labels = [f"{one.size} {'replay' if one.execution == 'graph' else 'eager'}" for one in profiles]
-        axes.set_yticks(range(len(profiles)), labels)
-        axes.set_ylim(len(profiles) - 0.5, -0.5)
-        axes.set_xlabel("ms on the GPU from first to last kernel")
-
-    eager = [one for one in profiles if one.execution == "eager"]
-    says = "How long kernels run, and how long the GPU waits between them, at each number of requests."
-    if eager:
-        first = min(eager, key=lambda one: one.size)
-        says += (
-            f" An eager step of {first.size} {'request' if first.size == 1 else 'requests'} launches "
-            f"{first.launches:,.0f} kernels and leaves the GPU idle for {first.idle_share:.0%} of its time"
-        )
-        says += f"; a launch costs the host {launch_cost_us:.1f} µs here." if launch_cost_us is not None else "."
-        says += " A replay is one launch: that idle time is what graphs save."
-    columns = ("launches", "in kernels, µs", "first to last kernel, µs", "idle share")
-    rows = tuple(
-        (
-            f"{one.size}",
-            "replay" if one.execution == "graph" else one.execution,
-            f"{one.context_tokens:,}",
-            f"{one.launches:,.0f}",
-            f"{one.kernel_us:,.0f}",
-            f"{one.span_us:,.0f}",
-            f"{one.idle_share:.1%}",
-        )
-        for one in profiles
-    )
-    head = (Column("requests"), Column("execution", numeric=False), Column("KV tokens each"))
-    table = Table((*head, *(Column(f"{name}, mean of processes") for name in columns)), rows)
-    keys = (Key("in kernels", "c1", "box"), Key("idle between kernels", "c2", "box"))
-    height = 76 + 30 * len(profiles)
-    return drawing("launches", "Launches and idle time", says, draw, table, keys, (height, height))
 
 
 @dataclass(frozen=True)

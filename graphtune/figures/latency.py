@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import Padding
-from graphtune.figures.base import Column, Drawing, Key, Role, Table, color, drawing, quiet_grid, request_axis
-from graphtune.results import CellResult
-from graphtune.stats import COMBINED, PointKey, Time, combined_us, process_medians
+from graphtune.figures.base import (
+    Column,
+    Drawing,
+    Key,
+    Role,
+    Table,
+    color,
+    drawing,
+    quiet_grid,
+    request_axis,
+    us_cell,
+)
 from graphtune.tune.candidates import bucket_for
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.recommendation import Recommendation
@@ -103,13 +112,15 @@ def draw_step_times(data: StepTimes, *, on_cpu: bool) -> Drawing:
     if data.eager:
         keys.append(Key("eager, graphtune's own path", "c2", "dot"))
     says = (
-        f"Step time at {data.context_tokens:,} KV tokens per request. A list makes steps, because a batch is padded to "
-        "the next captured size; above its top, and between sizes where an engine does not pad, it follows eager."
+        f"Step time at {data.context_tokens:,} KV tokens per request. A batch is padded to the next captured size, "
+        "which makes steps; padded rows cost their share of the matrix products but read no KV, so the steps slope. "
+        "Above its top, and between sizes where an engine does not pad, a list follows eager."
     )
     if on_cpu:
         says += " On a CPU, replay and eager do the same work: their difference here is noise."
     rows = tuple(
-        (f"{size}", _us(data.graph.get(size)), _us(data.eager.get(size))) for size in sorted({*data.graph, *data.eager})
+        (f"{size}", us_cell(data.graph.get(size)), us_cell(data.eager.get(size)))
+        for size in sorted({*data.graph, *data.eager})
     )
     table = Table((Column("requests"), Column("replay step, median µs"), Column("eager step, median µs")), rows)
     return drawing("step-time", "Step time against requests", says, draw, table, keys, (360, 560 if zoomed else 320))
@@ -173,107 +184,11 @@ def draw_speed_ups(data: SpeedUps) -> Drawing:
         "as fast as the GPU runs them, and falls to one where the GPU has enough work. Eager is graphtune's own path, "
         "a lower bound of a server's eager step, so a server gains more."
     )
+    worst = min(ratio for ratios in data.by_context.values() for ratio in ratios.values())
+    if worst < 0.99:
+        says += f" Below one, replay is slower than eager: {worst:.2f} at the least."
+    says += " How far to trust a single point is in the table at the end of this section."
     return drawing("speed-up", "Speed-up over eager", says, draw, Table(columns, rows), keys, (320, 290))
-
-
-@dataclass(frozen=True)
-class HostRow:
-    """One size: the host's part of a replayed step, the GPU's, the whole, and what of it overlaps."""
-
-    size: int
-    plan_us: float | None
-    fill_us: float | None
-    launch_us: float | None
-    host_us: float
-    gpu_us: float
-    step_us: float
-    overlap_us: float | None
-
-    @property
-    def hidden_us(self) -> float:
-        """What the host does while the GPU works: host + gpu - step."""
-        return self.host_us + self.gpu_us - self.step_us
-
-
-def host_rows(cells: Iterable[CellResult], model: LatencyModel) -> tuple[HostRow, ...]:
-    """Replayed steps at the main context with all three times."""
-    cells = tuple(cells)
-    times: tuple[Time, ...] = ("plan_us", "fill_us", "launch_us", "host_us", "gpu_us", "step_us", "overlap_us")
-    found = {time: process_medians(cells, time) for time in times}
-
-    def value(time: Time, key: PointKey) -> float | None:
-        by = found[time].get(key)
-        return combined_us(by) if by else None
-
-    rows = []
-    for key in found["step_us"]:
-        here = key.execution == "graph" and key.context_tokens == model.main_context
-        if not here or key.attention != model.attention or key.raw_size != key.padded_size:
-            continue
-        host, gpu, step = value("host_us", key), value("gpu_us", key), value("step_us", key)
-        if host is None or gpu is None or step is None:
-            continue
-        plan, fill, launch = value("plan_us", key), value("fill_us", key), value("launch_us", key)
-        rows.append(HostRow(key.raw_size, plan, fill, launch, host, gpu, step, value("overlap_us", key)))
-    return tuple(sorted(rows, key=lambda row: row.size))
-
-
-def draw_host_split(rows: Sequence[HostRow]) -> Drawing:
-    chosen = _few(rows)
-    parts: tuple[tuple[str, Role], ...] = (("plan_us", "c1"), ("fill_us", "c3"), ("launch_us", "c4"))
-
-    def draw(figure: Figure, narrow: bool) -> None:
-        axes = figure.subplots()
-        quiet_grid(axes)
-        at = list(range(len(chosen)))
-        bottom = [0.0] * len(chosen)
-        for name, role in parts:
-            heights = [getattr(row, name) or 0.0 for row in chosen]
-            axes.bar(at, heights, 0.62, bottom=bottom, color=color(role))
-            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-        hidden = [row.hidden_us for row in chosen]
-        axes.plot(at, hidden, "D", color=color("ink"), markersize=5, markerfacecolor=color("page"))
-        axes.set_xticks(at, [f"{row.size}" for row in chosen], fontsize=11 if narrow else 12)
-        axes.set_xlabel("requests")
-        axes.set_ylabel("host, µs")
-
-    keys = (
-        Key("plan and metadata", "c1", "box"),
-        Key("fill static buffers", "c3", "box"),
-        Key("launch", "c4", "box"),
-        Key("hidden: host + gpu − step", "ink", "dot"),
-    )
-    columns = ("plan", "fill", "launch", "host", "gpu", "step", "hidden", "overlapped step")
-    table = Table(
-        (Column("requests"), *(Column(f"{name}, median µs") for name in columns)),
-        tuple(
-            (
-                f"{row.size}",
-                *map(
-                    _us, (row.plan_us, row.fill_us, row.launch_us, row.host_us, row.gpu_us, row.step_us, row.hidden_us)
-                ),
-                _us(row.overlap_us),
-            )
-            for row in rows
-        ),
-    )
-    says = (
-        "What the host does before the GPU can start a replayed step, split into planning attention, filling the "
-        "static buffers and the launch. The diamond is what of it is hidden behind the GPU; near zero, the whole bar "
-        f"is paid in every step. All: {COMBINED}."
-    )
-    return drawing("host-split", "The host's part of a replayed step", says, draw, table, keys, (300, 280))
-
-
-def _few(rows: Sequence[HostRow]) -> list[HostRow]:
-    """At most ten sizes, powers of two first: bars stay readable."""
-    powers = [row for row in rows if row.size & (row.size - 1) == 0]
-    chosen = powers if len(powers) >= 3 else list(rows)
-    return chosen[:: max(1, -(-len(chosen) // 10))]
-
-
-def _us(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
 def _ratio(value: float | None) -> str:

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import json
-import random
-import re
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -15,12 +11,10 @@ from hypothesis import strategies as st
 
 from graphtune.engines import ENGINES
 from graphtune.errors import Finding, InputError
-from graphtune.results import CaptureList, Execution
+from graphtune.results import CaptureList
 from graphtune.stats import Ratio
-from graphtune.store import Sweep
 from graphtune.tune.candidates import bucket_for
 from graphtune.tune.recommend import Question, recommend
-from graphtune.tune.recommendation import as_json
 from graphtune.tune.workload import steady, uniform
 from tests.synthetic import (
     MIB,
@@ -36,43 +30,9 @@ from tests.synthetic import (
     small_sweep,
     sweep,
 )
+from tests.tune.answers import SCHEMA, SPARSE, checked, codes
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "recommendation.schema.json").read_text())
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 RICH = h200_sweep()
-
-
-def nulls(value: Any, path: str = "") -> Iterator[str]:
-    """Paths of all nulls, written as under ``missing``."""
-    if value is None:
-        yield path
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from nulls(item, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from nulls(item, f"{path}[{index}]")
-
-
-OPTIONAL = re.compile(
-    r"limits\.|workload\.(chunk_size|decode\[\d+\]\.mean_kv_tokens)|sweep\.environment\.|engines\.\w+\.dispatch\.|gpu\.card"
-)
-"""Nulls that are a choice not made or a fact of the environment, not a figure that is missing."""
-
-
-def checked(answer: Any) -> dict[str, Any]:
-    """The JSON of an answer: valid, and every null figure has a reason."""
-    data: dict[str, Any] = json.loads(json.dumps(as_json(answer), allow_nan=False))
-    VALIDATOR.validate(data)
-    patterns = [re.compile(re.escape(path).replace(r"\*", r"[^.]+")) for path in data["missing"]]
-    for path in nulls(data):
-        if not OPTIONAL.match(path):
-            assert any(pattern.fullmatch(path) for pattern in patterns), f"{path} is null without a reason"
-    return data
-
-
-def codes(data: dict[str, Any]) -> set[str]:
-    return {warning["code"] for warning in data["warnings"]}
 
 
 def test_the_published_schema_is_a_schema() -> None:
@@ -141,156 +101,6 @@ def test_any_question_gets_a_valid_answer_inside_its_limits(question: Question) 
 
 def inverse(of: Ratio) -> Ratio:
     return Ratio(1 / of.combined, tuple(1 / ratio for ratio in of.by_process))
-
-
-def sparse_sweep() -> Sweep:
-    """Powers of two and a coarse list: few enough candidates to ask many questions of."""
-    lists = [
-        captured_list(CaptureList("powers", "decode", "full", (1, 2, 4, 8, 16, 32, 64))),
-        captured_list(CaptureList("coarse", "decode", "full", (1, 8, 24, 64)), position=2, each_bytes=4 * MIB),
-    ]
-    sizes = (1, 2, 4, 8, 16, 24, 32, 64)
-
-    def step_us(size: int, context: int, execution: Execution) -> float:
-        extra = 0.0 if execution == "graph" else max(0.0, 2500.0 - 40 * size)
-        return 4000.0 + 40 * size + 0.03 * size * context + extra
-
-    runs: tuple[Execution, ...] = ("graph", "eager")
-    points = [point(s, c, run, step_us(s, c, run)) for s in sizes for c in (256, 1024) for run in runs]
-    return sweep([cell_result(lists, points, process=process) for process in (1, 2)])
-
-
-SPARSE = sparse_sweep()
-
-
-def uneven_sweep(seed: int, processes: int, pace: float, disturbed: float) -> Sweep:
-    """Two lists, uneven step times, processes that disagree; process 1 takes ``pace`` times as long at everything and a
-    share ``disturbed`` of all points is flagged."""
-    rng = random.Random(seed)
-    base = {
-        (size, context, run): (1000 + 20 * size + 0.02 * size * context) * rng.uniform(0.97, 1.03)
-        + (rng.choice((0, 300)) if run == "eager" else 0)
-        for size in (1, 2, 4, 8, 16)
-        for context in (256, 1024)
-        for run in ("graph", "eager")
-    }
-    lists = [
-        captured_list(CaptureList("powers", "decode", "full", (1, 2, 4, 8, 16))),
-        captured_list(CaptureList("coarse", "decode", "full", (2, 8, 16)), position=2, each_bytes=4 * MIB),
-    ]
-    cells = []
-    for process in range(1, processes + 1):
-        points = []
-        for (size, context, run), us in base.items():
-            us *= rng.uniform(0.98, 1.02) * (pace if process == 1 else 1.0)
-            one = point(size, context, "graph" if run == "graph" else "eager", us, gpu_us=us / 2)
-            flags = ("host slowed down 1.8x",) if rng.random() < disturbed else ()
-            assert one.step_us is not None
-            points.append(replace(one, step_us=replace(one.step_us, flags=flags)))
-        cells.append(cell_result(lists, points, process=process))
-    return sweep(cells)
-
-
-@given(st.integers(0, 2**32), st.integers(1, 3), st.floats(0.1, 10), st.sampled_from([0.0, 0.2, 0.6]))
-@settings(max_examples=40, deadline=None)
-def test_a_process_slowed_down_by_any_factor_changes_no_answer(
-    seed: int, processes: int, pace: float, disturbed: float
-) -> None:
-    for workload in ("uniform", "steady 3", "steady 16"):
-        question = Question(workload=workload, engines=("sglang",), max_running_requests=16)
-        one, other = (
-            recommend(uneven_sweep(seed, processes, p, disturbed), question).engine("sglang") for p in (1.0, pace)
-        )
-        assert one.decode is not None and other.decode is not None
-        assert one.decode.capture_sizes == other.decode.capture_sizes
-        assert [tie.capture_sizes for tie in one.ties] == [tie.capture_sizes for tie in other.ties]
-        assert one.default is not None and other.default is not None
-        for first, second in ((one.default, other.default), (one.eager, other.eager)):
-            assert first is not None and second is not None
-            if first.chosen_over_this is not None and second.chosen_over_this is not None:
-                assert first.chosen_over_this.by_process == pytest.approx(second.chosen_over_this.by_process)
-                assert first.chosen_over_this.combined == pytest.approx(second.chosen_over_this.combined)
-
-
-def disturbed_sweep() -> Sweep:
-    """Replay is faster in both processes; the second is slowed down 1.6 times, its eager steps 3 times."""
-    graph, eager = {1: 1000.0, 2: 1010.0, 4: 1030.0}, {1: 3000.0, 2: 3010.0, 4: 3030.0}
-    lists = small_sweep((1, 2, 4)).cells[0].captured_lists
-    cells = []
-    for process, slow_graph, slow_eager in ((1, 1.0, 1.0), (2, 1.6, 3.0)):
-        points = [point(s, 1024, "graph", us * slow_graph) for s, us in graph.items()]
-        points += [point(s, 1024, "eager", us * slow_eager) for s, us in eager.items()]
-        if process == 2:
-            points = [replace(p, step_us=p.step_us and replace(p.step_us, flags=("host slowed",))) for p in points]
-            points[0] = replace(points[0], step_us=points[0].step_us and replace(points[0].step_us, flags=()))
-        cells.append(cell_result(lists, points, process=process))
-    return sweep(cells)
-
-
-def test_disturbed_steps_are_left_out_and_counted() -> None:
-    answer = recommend(disturbed_sweep(), Question(workload="steady 2", engines=("vllm",)))
-    warning = next(one for one in checked(answer)["warnings"] if one["code"] == "disturbed")
-    assert "5 of 12 step times" in warning["message"] and "5 are left out" in warning["message"]
-    one = answer.engine("vllm")
-    assert one.eager is not None and one.eager.expected_step_us == pytest.approx(3010.0)
-    assert one.eager.chosen_over_this is not None and one.eager.chosen_over_this.assumed
-    assert one.eager.chosen_over_this.by_process == pytest.approx((1010 / 3010,))
-
-
-def test_only_disturbed_steps_are_used_and_said_to_be() -> None:
-    of = disturbed_sweep()
-    answer = recommend(replace(of, cells=of.cells[1:]), Question(engines=("vllm",)))
-    warning = next(one for one in checked(answer)["warnings"] if one["code"] == "disturbed")
-    assert "5 of 6 step times" in warning["message"] and "5 count, because" in warning["message"]
-    assert answer.engine("vllm").decode is not None
-
-
-def test_processes_that_disagree_about_everything_but_the_ratio_still_agree() -> None:
-    """The second process is 1.8 times as slow: a comparison across processes would drown a gain of 4 %."""
-    graph = [1000.0, 1010.0, 1030.0]
-    fast = small_sweep((1, 2, 4), graph_us=graph, eager_us=[us * 1.04 for us in graph])
-    slow = small_sweep((1, 2, 4), graph_us=[us * 1.8 for us in graph], eager_us=[us * 1.88 for us in graph])
-    second = replace(slow.cells[0], cell={**slow.cells[0].cell, "process": 2})
-    question = Question(workload="steady 4", engines=("sglang",))
-    answer = recommend(sweep([fast.cells[0], second]), question).engine("sglang")
-    assert answer.decode is not None and answer.decode.capture_sizes == (1, 2, 4)
-    assert answer.eager is not None and answer.eager.chosen_over_this is not None
-    assert answer.eager.chosen_over_this.by_process == pytest.approx((1 / 1.04, 1.8 / 1.88))
-
-
-def test_a_gain_that_one_process_does_not_show_does_not_pay() -> None:
-    graph = [1000.0, 1010.0, 1030.0]
-    good = small_sweep((1, 2, 4), graph_us=graph, eager_us=[us * 1.30 for us in graph])
-    bad = small_sweep((1, 2, 4), graph_us=graph, eager_us=[us * 1.02 for us in graph])
-    second = replace(bad.cells[0], cell={**bad.cells[0].cell, "process": 2})
-    answer = recommend(sweep([good.cells[0], second]), Question(engines=("sglang",))).engine("sglang")
-    assert answer.decode is not None and answer.decode.is_eager
-    assert "it pays once eager steps take" in answer.message and "lower bound" in answer.message
-
-
-def test_what_the_limits_cost_is_said() -> None:
-    answer = recommend(SPARSE, Question(max_graphs=2, engines=("vllm",))).engine("vllm")
-    assert "without the limits 6 sizes, 1 to 32 would take 5.96 ms" in answer.message
-    assert "without the limits" not in recommend(SPARSE, Question(engines=("vllm",))).engine("vllm").message
-
-
-def test_steps_that_eager_serves_as_fast_are_told_from_steps_without_a_list() -> None:
-    """Above 2 requests replay is slower: those steps run eager by choice, and the warning names the lower bound."""
-    of = small_sweep((1, 2, 4), graph_us=[1000.0, 1010.0, 4000.0], eager_us=[3000.0, 3010.0, 3020.0], processes=2)
-    found = codes(checked(recommend(of, Question(engines=("sglang",)))))
-    assert "eager_is_as_fast" in found and "steps_run_eager" not in found
-    cut = recommend(small_sweep((1, 2, 4), processes=2), Question(engines=("sglang",), max_graphs=2))
-    assert "steps_run_eager" in codes(checked(cut)) and "eager_is_as_fast" not in codes(checked(cut))
-
-
-def test_the_answer_names_the_options_that_were_assumed() -> None:
-    def options(**question: Any) -> tuple[str, ...]:
-        return recommend(SPARSE, Question(**question)).assumed
-
-    assert options() == ("--workload", "--max-running", "--context-len")
-    assert options(max_running_requests=8, context_tokens=300) == ("--workload",)
-    assert options(workload="steady 4") == ("--context-len",)
-    assert options(workload="steady 4", context_tokens=300) == ()
 
 
 def test_expected_step_of_uniform_traffic_by_hand() -> None:
