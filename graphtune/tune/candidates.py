@@ -194,7 +194,7 @@ class Choice:
 
     ``runner_up`` is the fastest of the other lists, a tie or not, that gives something for what it costs: a shorter
     expected step or fewer bytes than the chosen one; without such a list, eager. Where nothing is captured, it is the
-    fastest of those that serve the most steps.
+    one that pays first as eager steps get longer (``break_even_us``).
     """
 
     chosen: Candidate
@@ -216,7 +216,8 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
     paying = [c for c in by_step if eager is None or ratio(c, eager).faster]
     if not paying:
         assert eager is not None
-        return Choice(eager, (), covering_most(by_step)[0])
+        waits = ((break_even_us(c, eager), c) for c in by_step)
+        return Choice(eager, (), min(waits, key=lambda pair: math.inf if pair[0] is None else pair[0])[1])
     good = [c for c in paying if not ratio(paying[0], c).faster]
     chosen = min(covering_most(good), key=lambda c: (c.graph_bytes, c.step_us, len(c.sizes), c.sizes))
     ties = tuple(c for c in good if c is not chosen)

@@ -339,8 +339,8 @@ def _no_list_pays(best: Candidate, eager: Candidate, of: Measurements) -> str:
     more = break_even_us(best, eager)
     pays = "" if more is None else f"; it pays once eager steps take {format_us(more)} longer"
     return (
-        f"no list pays on this device: the best, {_range(best.sizes)}, takes {format_us(best.step_us)} a step against "
-        f"{_eager_words(eager, of)}{pays}"
+        f"no list pays on this device: the nearest to it, {_range(best.sizes)}, takes {format_us(best.step_us)} a step "
+        f"against {_eager_words(eager, of)}{pays}"
     )
 
 
