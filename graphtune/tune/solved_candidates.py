@@ -1,0 +1,95 @@
+"""Candidate lists from the exact solver: the best sizes out of each list that a sweep captured.
+
+A shorter list is known to take at most the bytes of a measured list that contains it. So among the sizes of one
+measured list, bytes and seconds do not tell lists apart, and the best list for each number of graphs is the one with
+the least expected step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from graphtune.engines.base import Padding
+from graphtune.tune.bucket_solver import MOST_GRAPHS, StepCosts, solve, step_costs
+from graphtune.tune.candidates import Candidate, Evaluator
+from graphtune.tune.latency_model import LatencyModel
+from graphtune.tune.memory_model import MemoryModel
+
+# Stands for a step that was not measured: no list that needs it can win, and none that does is kept.
+UNKNOWN_US = 1e9
+
+
+def solved_candidates(
+    evaluator: Evaluator,
+    model: LatencyModel,
+    memory: MemoryModel,
+    padding: Padding,
+    *,
+    cap_factor: float | None = None,
+    largest_size: int | None = None,
+    max_graphs: int = MOST_GRAPHS,
+) -> tuple[Candidate, ...]:
+    """For each measured list and number of graphs the sizes with the least expected step, where one more graph helps.
+
+    Only sizes whose outputs were checked and passed are used, none above ``largest_size``; equal sizes appear once.
+    """
+    found: dict[tuple[int, ...], Candidate] = {}
+    usable = {
+        measured: tuple(
+            size
+            for size in measured.list.sizes
+            if measured.serves((size,)) and (largest_size is None or size <= largest_size)
+        )
+        for measured in memory.lists
+    }
+    every = tuple(sorted({size for sizes in usable.values() for size in sizes}))
+    if not every or not evaluator.steps:
+        return ()
+    raw, weights, graph, eager = _figures(evaluator, model, every)
+    for sizes in sorted(set(usable.values())):
+        if not sizes:
+            continue
+        columns = np.searchsorted(every, sizes)
+        costs = step_costs(raw, weights, sizes, graph[:, columns], eager, padding=padding, cap_factor=cap_factor)
+        for chosen in _best_of_each(costs, max_graphs):
+            if chosen in found:
+                continue
+            evaluation, cost = evaluator.evaluate(chosen, padding), memory.cost(chosen)
+            if cost is not None and evaluation.expected_step_us is not None:
+                found[chosen] = Candidate(chosen, cost, evaluation)
+    return tuple(found.values())
+
+
+def _best_of_each(costs: StepCosts, max_graphs: int) -> list[tuple[int, ...]]:
+    best = solve(costs, max_graphs)
+    lists, least = [], float("inf")
+    for graphs in range(1, best.max_graphs + 1):
+        top = int(np.argmin(best.expected_us[graphs]))
+        if best.expected_us[graphs, top] < least:
+            least = float(best.expected_us[graphs, top])
+            lists.append(best.sizes(graphs, top))
+    return lists
+
+
+def _figures(
+    evaluator: Evaluator, model: LatencyModel, sizes: tuple[int, ...]
+) -> tuple[list[int], list[float], np.ndarray, list[float]]:
+    """Raw sizes, their weights, and the mean step over their contexts in each size (n, m) and eager (n)."""
+    by_raw = defaultdict(list)
+    for step in evaluator.steps:
+        by_raw[step.requests].append(step)
+    raw = sorted(by_raw)
+    weights = [sum(step.weight for step in by_raw[n]) for n in raw]
+    graph = np.full((len(raw), len(sizes)), UNKNOWN_US)
+    eager = []
+    for row, requests in enumerate(raw):
+        contexts = [(step.context_tokens, step.weight / weights[row]) for step in by_raw[requests]]
+        for column, size in enumerate(sizes):
+            if size >= requests:
+                figures = [(model.replay(requests, size, context), share) for context, share in contexts]
+                graph[row, column] = sum(UNKNOWN_US if one is None else one.us * share for one, share in figures)
+        alone = [(model.eager(requests, model.nearest_context(context)), share) for context, share in contexts]
+        eager.append(sum(UNKNOWN_US if one is None else one.us * share for one, share in alone))
+    return raw, weights, graph, eager

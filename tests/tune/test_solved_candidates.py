@@ -1,0 +1,76 @@
+"""Solved lists against every subset of the measured ones."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from graphtune.engines.base import Padding
+from graphtune.results import CaptureList
+from graphtune.tune.candidates import Evaluator, Step
+from graphtune.tune.latency_model import LatencyModel, latency_model
+from graphtune.tune.memory_model import MemoryModel, memory_model
+from graphtune.tune.solved_candidates import solved_candidates
+from tests.synthetic import captured_list, cell_result, latency_points
+
+SIZES = (1, 2, 4, 6, 8, 12, 16)
+
+
+def capture_list(sizes: tuple[int, ...]) -> CaptureList:
+    return CaptureList(
+        name=f"of {len(sizes)}",
+        phase="decode",
+        backend="full",
+        sizes=sizes,
+        order="descending",
+        output="shared",
+        workspace="shared",
+    )
+
+
+def measured(*lists: tuple[int, ...], failing: tuple[int, ...] = ()) -> tuple[LatencyModel, MemoryModel]:
+    points = [*latency_points(SIZES, 1024), *latency_points(SIZES, 256)]
+    cells = [cell_result([captured_list(capture_list(sizes), failing=failing) for sizes in lists], points)]
+    return latency_model(cells), memory_model(cells)
+
+
+def some_steps(seed: int) -> list[Step]:
+    rng = random.Random(seed)
+    return [Step(rng.randint(1, 16), rng.uniform(0.1, 3), rng.choice([256.0, 700.0, 1024.0])) for _ in range(9)]
+
+
+@pytest.mark.parametrize("padding", ["always", "exact"])
+@pytest.mark.parametrize("seed", range(5))
+def test_no_subset_of_a_measured_list_is_better(padding: Padding, seed: int) -> None:
+    model, memory = measured(SIZES, (1, 4, 16))
+    evaluator = Evaluator(some_steps(seed), model)
+    for most in (1, 2, 3, 7):
+        found = solved_candidates(evaluator, model, memory, padding, max_graphs=most)
+        every = [evaluator.evaluate(some, padding) for k in range(1, most + 1) for some in combinations(SIZES, k)]
+        least = min(one.expected_step_us for one in every if one.expected_step_us is not None)
+        assert min(candidate.step_us for candidate in found) == pytest.approx(least)
+        assert all(len(candidate.sizes) <= most for candidate in found)
+        assert len({candidate.sizes for candidate in found}) == len(found)
+
+
+def test_bytes_are_those_of_the_smallest_list_that_contains_them() -> None:
+    model, memory = measured(SIZES, (1, 4, 16))
+    found = solved_candidates(Evaluator(some_steps(1), model), model, memory, "always")
+    for candidate in found:
+        assert candidate.cost == memory.cost(candidate.sizes)
+    assert {candidate.cost.provenance for candidate in found if candidate.cost} == {"measured", "bound"}
+
+
+def test_sizes_that_failed_or_are_too_large_are_not_used() -> None:
+    model, memory = measured(SIZES, failing=(8,))
+    found = solved_candidates(Evaluator(some_steps(2), model), model, memory, "always", largest_size=12)
+    used = {size for candidate in found for size in candidate.sizes}
+    assert used and 8 not in used and max(used) <= 12
+
+
+def test_without_lists_or_steps_there_is_nothing_to_solve() -> None:
+    model, memory = measured(SIZES)
+    assert solved_candidates(Evaluator([], model), model, memory, "always") == ()
+    assert solved_candidates(Evaluator(some_steps(3), model), model, MemoryModel((), ()), "always") == ()
