@@ -91,7 +91,7 @@ def _results(runner: GraphPrefill, raw: int, *, seed: int) -> Iterator[_Result]:
     """The comparisons of one token count, each on requests of its own; KV is put back as it was."""
     eager, table, cache = runner.eager, runner.eager.table, runner.eager.cache
     random = np.random.default_rng(seed)
-    for lengths, prefixes in _batches(raw, eager.max_context, cache.page_size, eager.buffers.max_requests, random):
+    for lengths, prefixes in _batches(raw, eager.max_context, cache.page_size, runner.limits.max_requests, random):
         totals = [length + prefix for length, prefix in zip(lengths, prefixes, strict=True)]
         rows = table.admit([*totals, cache.page_size])
         try:

@@ -13,6 +13,7 @@ from graphtune.worker.addresses import AddressChanged
 from graphtune.worker.attention.sdpa import SdpaPrefill
 from graphtune.worker.graphs.eager import EagerBackend
 from graphtune.worker.graphs.shape_key import ShapeKey
+from graphtune.worker.graphs.tape_backend import TapeBackend
 from graphtune.worker.graphs.tape_breakable import TapeBreakable
 from graphtune.worker.prefill_gate import check_prefill, raw_tokens
 from graphtune.worker.runners.decode import CaptureFailure
@@ -239,6 +240,25 @@ def test_a_size_that_needs_more_requests_than_there_may_be_is_named() -> None:
 def test_sizes_above_the_buffers_are_refused(eager: EagerPrefill) -> None:
     with pytest.raises(ValueError, match="65 tokens do not fit buffers of 64"):
         GraphPrefill(eager, TapeBreakable(), tiny.capture_list(65))
+
+
+def test_a_full_recording_has_fixed_request_slots_and_passes_the_gate(eager: EagerPrefill) -> None:
+    """The whole body in one recording, attention included: the request axis ends in requests without tokens."""
+    runner = tiny.captured(eager, *SIZES, backend=TapeBackend(), request_slots=4)
+    with torch.inference_mode():
+        checks = check_prefill(runner, seed=3)
+        assert all(check.passed and check.equal_at_padded and check.kv_untouched for check in checks), checks
+        live = tiny.live(eager, [2] * 5, [3] * 5)
+        assert torch.equal(runner.run(live).clone(), eager.run(live))
+    assert runner.admitted["too_many_requests"] == 1
+
+
+def test_without_fixed_slots_a_full_recording_would_forget_requests(eager: EagerPrefill) -> None:
+    """It was recorded with as few requests as hold the tokens; the gate's batches of several requests show it."""
+    runner = tiny.captured(eager, 16, backend=TapeBackend())
+    with torch.inference_mode():
+        (check,) = check_prefill(runner, seed=3)
+    assert not check.passed
 
 
 def test_eager_is_a_backend_as_well(eager: EagerPrefill) -> None:

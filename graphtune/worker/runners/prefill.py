@@ -116,7 +116,9 @@ class EagerPrefill:
 class GraphPrefill:
     """Captured token counts of one capture list over an eager runner's buffers.
 
-    ``waste_cap`` is the factor of padded to real tokens up to which a prefill is replayed, None for any.
+    ``waste_cap`` is the factor of padded to real tokens up to which a prefill is replayed, None for any. With
+    ``request_slots`` every batch has that many requests, those at its end without tokens: a recording that holds the
+    attention too needs a request axis of fixed length. Between segments attention takes any number, so None is right.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class GraphPrefill:
         waste_cap: float | None = WASTE_CAP,
         padding: bool = True,
         mixed: bool = False,
+        request_slots: int | None = None,
     ) -> None:
         if max(capture_list.sizes) > eager.buffers.max_tokens:
             raise ValueError(f"{max(capture_list.sizes)} tokens do not fit buffers of {eager.buffers.max_tokens}")
@@ -137,6 +140,8 @@ class GraphPrefill:
         self.waste_cap = waste_cap
         self.padding = padding
         self.mixed = mixed
+        self.request_slots = request_slots
+        self._max_requests = min(eager.buffers.max_requests, request_slots or eager.buffers.max_requests)
         self.sizes: tuple[int, ...] = ()
         self.admitted: Counter[str] = Counter()
         self._addresses: AddressBook | None = None
@@ -164,10 +169,10 @@ class GraphPrefill:
         eager = self.eager
         # Bodies run at capture as well as in the warm-ups; all they write must go to the sink.
         live = sink_prefill(size, eager.max_context, eager.cache.pool.device)
-        if live.requests > eager.buffers.max_requests:
+        if live.requests > self._max_requests:
             reason = f"{live.requests} requests of {eager.max_context} tokens are needed, above the most there may be"
             return CaptureFailure(size, reason)
-        batch = eager.buffers.fill(live, size)
+        batch = eager.buffers.fill(live, size, self.request_slots)
         eager.attention.plan(batch)
         try:
             timing = self.backend.capture_one(ShapeKey(size), lambda: eager.body(batch))
@@ -181,7 +186,7 @@ class GraphPrefill:
         """What admission goes by."""
         return PrefillLimits(
             sizes=self.sizes,
-            max_requests=self.eager.buffers.max_requests,
+            max_requests=self._max_requests,
             max_context=self.eager.max_context,
             waste_cap=self.waste_cap,
             padding=self.padding,
@@ -197,7 +202,7 @@ class GraphPrefill:
         self.admitted[admission.reason] += 1
         if admission.padded_size is None:
             raise RuntimeError(f"not admitted: {admission.reason}; run() falls back to eager")
-        self._batch = self.eager.buffers.fill(live, admission.padded_size)
+        self._batch = self.eager.buffers.fill(live, admission.padded_size, self.request_slots)
 
     def plan(self) -> None:
         assert self._batch is not None, "fill() comes before plan()"
@@ -225,7 +230,7 @@ class GraphPrefill:
         self.admitted[admission.reason] += 1
         if admission.padded_size is None:
             return self.eager.run(live)
-        self._batch = self.eager.buffers.fill(live, admission.padded_size)
+        self._batch = self.eager.buffers.fill(live, admission.padded_size, self.request_slots)
         self.plan()
         return self.launch()
 
