@@ -74,6 +74,13 @@ def _about_device(sweep: Sweep, environment: Environment | None, of: Measurement
 
 
 def _about_sweep(sweep: Sweep, facts: ModelFacts | None, of: Measurements) -> Iterator[Caution]:
+    if sweep.damaged_lines:
+        lines = ", ".join(str(line) for line in sweep.damaged_lines)
+        yield Caution(
+            "damaged_lines",
+            f"cells.jsonl is damaged: line {lines} cannot be read and what was measured there is left out.",
+            "Run the same sweep again: it measures the missing cells.",
+        )
     if sweep.finished_at is None:
         yield Caution(
             "unfinished", "The sweep has not finished: figures may change.", "Run the same sweep command; it resumes."

@@ -330,3 +330,10 @@ def test_presets_are_stored_with_the_answer() -> None:
     assert answer.workload == steady(8)
     assert recommend(small_sweep((1, 2, 4))).workload == uniform(4)
     assert asdict(answer.limits)["context_tokens"] == 1024
+
+
+def test_damaged_lines_are_named_beside_the_answer() -> None:
+    damaged = recommend(replace(RICH, damaged_lines=(2, 5)), Question(gpu_mem="80"))
+    (caution,) = [one for one in checked(damaged)["warnings"] if one["code"] == "damaged_lines"]
+    assert "line 2, 5" in caution["message"]
+    assert "damaged_lines" not in codes(checked(recommend(RICH, Question(gpu_mem="80"))))
