@@ -141,6 +141,11 @@ class Ratio:
         return all(1 - ratio > self.tolerance for ratio in self.by_process or (self.combined,))
 
     @property
+    def leans(self) -> bool:
+        """True when the first gains more than 1 % in every process, however far they disagree about how much."""
+        return all(1 - ratio > LEAST_TOLERANCE for ratio in self.by_process or (self.combined,))
+
+    @property
     def slower(self) -> bool:
         """True when the first loses more than the tolerance in every process."""
         return all(ratio - 1 > self.tolerance for ratio in self.by_process or (self.combined,))

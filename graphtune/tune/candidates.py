@@ -194,18 +194,22 @@ class Choice:
 
     ``runner_up`` is the fastest of the other lists, a tie or not, that gives something for what it costs: a shorter
     expected step or fewer bytes than the chosen one; without such a list, eager. Where nothing is captured, it is the
-    one that pays first as eager steps get longer (``break_even_us``).
+    one that pays first as eager steps get longer (``break_even_us``). ``within_noise``: no list gains more over eager
+    than the processes disagree about it, and the chosen one is captured because every process shows a gain.
     """
 
     chosen: Candidate
     ties: tuple[Candidate, ...]
     runner_up: Candidate | None
+    within_noise: bool = False
 
 
 def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None:
     """The list to capture, or ``eager`` when no list is faster than it (``stats.Ratio.faster``). None without lists.
 
-    Of the lists that are faster than eager, those that the one with the least expected step is not faster than tie.
+    Where none is, but some gain in every process (``stats.Ratio.leans``), one of these is chosen: eager figures are a
+    lower bound, so processes that agree on the sign and not on the size are no reason to serve without graphs. Of the
+    lists that are faster than eager, those that the one with the least expected step is not faster than tie.
     Among them the highest coverage wins, then the fewest bytes, then the expected step, then the fewest graphs.
     Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
     to a server's slower eager path.
@@ -214,6 +218,9 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
     if not by_step:
         return None
     paying = [c for c in by_step if eager is None or ratio(c, eager).faster]
+    within_noise = not paying
+    if within_noise:
+        paying = [c for c in by_step if eager is not None and ratio(c, eager).leans]
     if not paying:
         assert eager is not None
         waits = ((break_even_us(c, eager), c) for c in by_step)
@@ -222,7 +229,7 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
     chosen = min(covering_most(good), key=lambda c: (c.graph_bytes, c.step_us, len(c.sizes), c.sizes))
     ties = tuple(c for c in good if c is not chosen)
     others = (c for c in by_step if c.step_us < chosen.step_us or c.graph_bytes < chosen.graph_bytes)
-    return Choice(chosen, ties, next(others, eager))
+    return Choice(chosen, ties, next(others, eager), within_noise)
 
 
 def covering_most(lists: Sequence[Candidate]) -> tuple[Candidate, ...]:

@@ -170,7 +170,7 @@ def _about_traffic(
         )
     answered = [answer for answer in answers if answer.decode is not None]
     cut = [a for a in answered if a.largest_step and a.largest_step < workload.max_running_requests and a.memory]
-    if held := [f"{a.largest_step} in {a.engine}" for a in cut if a.steps_share == 1.0]:
+    if held := [f"{a.largest_step} in {a.engine}" for a in cut]:
         yield Caution(
             "kv_limits_requests",
             f"KV holds no more requests of {limits.context_tokens:,.0f} tokens than {', '.join(held)}: larger steps "

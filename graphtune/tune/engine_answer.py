@@ -331,6 +331,9 @@ def _sentence(choice: Choice, eager: Candidate | None, of: Measurements) -> str:
     text = f"capture {_range(chosen.sizes)}: {format_us(chosen.step_us)} a step for {graph_bytes}"
     if of.distinguishes_eager and eager is not None:
         text += f", {eager.step_us / chosen.step_us:.2f} times as fast as {_eager_words(eager, of)}"
+    if choice.within_noise and eager is not None:
+        noise = ratio(chosen, eager).tolerance
+        text += f"; no list gains more than the noise, {noise:.1%}, but every process shows a gain"
     return text
 
 

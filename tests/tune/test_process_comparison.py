@@ -110,10 +110,21 @@ def test_processes_that_disagree_about_everything_but_the_ratio_still_agree() ->
     assert answer.eager.chosen_over_this.by_process == pytest.approx((1 / 1.04, 1.8 / 1.88))
 
 
+def test_a_gain_that_every_process_shows_is_no_reason_to_serve_without_graphs() -> None:
+    """A server that is told to turn graphs off because two processes disagree about how much they gain loses both."""
+    graph = [1000.0, 1010.0, 1030.0]
+    good = small_sweep((1, 2, 4), graph_us=graph, eager_us=[us * 1.30 for us in graph])
+    less = small_sweep((1, 2, 4), graph_us=graph, eager_us=[us * 1.06 for us in graph])
+    second = replace(less.cells[0], cell={**less.cells[0].cell, "process": 2})
+    answer = recommend(sweep([good.cells[0], second]), Question(engines=("sglang",))).engine("sglang")
+    assert answer.decode is not None and answer.decode.capture_sizes == (1, 2, 4)
+    assert "no list gains more than the noise, 17.5%, but every process shows a gain" in answer.message
+
+
 def test_a_gain_that_one_process_does_not_show_does_not_pay() -> None:
     graph = [1000.0, 1010.0, 1030.0]
     good = small_sweep((1, 2, 4), graph_us=graph, eager_us=[us * 1.30 for us in graph])
-    bad = small_sweep((1, 2, 4), graph_us=graph, eager_us=[us * 1.02 for us in graph])
+    bad = small_sweep((1, 2, 4), graph_us=graph, eager_us=[us * 1.005 for us in graph])
     second = replace(bad.cells[0], cell={**bad.cells[0].cell, "process": 2})
     answer = recommend(sweep([good.cells[0], second]), Question(engines=("sglang",))).engine("sglang")
     assert answer.decode is not None and answer.decode.is_eager
