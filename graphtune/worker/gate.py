@@ -9,20 +9,16 @@ size; KV outside the written slots must be equal bit for bit.
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import numpy as np
 import torch
 
 from graphtune.results import GateCheck
+from graphtune.worker.comparison import Comparison, compare, judge, same_outside_sink, with_kv_changed
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.runners.buffers import LiveBatch, StaticBuffers
 from graphtune.worker.runners.decode import GraphDecode
 from graphtune.worker.runners.series import make_batches
 
-TOLERANCE_AT_RAW = {torch.bfloat16: 2e-2, torch.float16: 2e-2, torch.float32: 1e-5}
-TOLERANCE_AT_PADDED = 1e-3
 MAX_LENGTH_PAGES = 3
 
 
@@ -42,15 +38,14 @@ def check_list(runner: GraphDecode, *, seed: int) -> tuple[GateCheck, ...]:
     cache = runner.eager.cache
     before = cache.page_checksums()
     checks = [_check_size(runner, size, below, seed=seed + size) for below, size in _buckets(runner)]
-    if _same_outside_sink(before, cache.page_checksums()):
+    if same_outside_sink(before, cache.page_checksums()):
         return tuple(checks)
     located = []
     for (below, size), check in zip(_buckets(runner), checks, strict=True):
         before = cache.page_checksums()
         _check_size(runner, size, below, seed=seed + size)
-        if not _same_outside_sink(before, cache.page_checksums()):
-            reason = check.reason or "KV outside the written slots changed"
-            check = replace(check, kv_untouched=False, passed=False, reason=reason)
+        if not same_outside_sink(before, cache.page_checksums()):
+            check = with_kv_changed(check)
         located.append(check)
     return tuple(located)
 
@@ -58,10 +53,6 @@ def check_list(runner: GraphDecode, *, seed: int) -> tuple[GateCheck, ...]:
 def _buckets(runner: GraphDecode) -> list[tuple[int, int]]:
     """Each captured size with the one below it, ascending."""
     return list(zip((0, *runner.sizes), runner.sizes, strict=False))
-
-
-def _same_outside_sink(before: torch.Tensor, after: torch.Tensor) -> bool:
-    return bool(torch.equal(before[1:], after[1:]))
 
 
 def _check_size(runner: GraphDecode, size: int, below: int, *, seed: int) -> GateCheck:
@@ -75,7 +66,7 @@ def _check_size(runner: GraphDecode, size: int, below: int, *, seed: int) -> Gat
     try:
         victim_slot = int(table.slots(rows[-1:], np.asarray([longest - 1]))[0])
         saved: list[tuple[torch.Tensor, torch.Tensor]] = []
-        results: list[_Result] = []
+        results: list[Comparison] = []
         for raw in raws:
             lengths = random.integers(1, longest + 1, raw, dtype=np.int32)
             # Every third request starts a page with this step, the case in which a stale table shows.
@@ -94,58 +85,19 @@ def _check_size(runner: GraphDecode, size: int, below: int, *, seed: int) -> Gat
     finally:
         table.release(rows)
     strays = runner.backend.strays(ShapeKey(size), {**eager.owners(), **eager.model.named_tensors()})
-    tolerance = TOLERANCE_AT_RAW[cache.pool.dtype]
-    finite = all(result.finite for result in results)
-    equal = all(result.equal for result in results)
-    at_padded = max(result.at_padded for result in results)
-    at_raw = max(result.at_raw for result in results)
-    reason = None
-    if not finite:
-        reason = "the replay left NaN or infinity in its output or in KV that it must write"
-    elif not equal and at_padded > TOLERANCE_AT_PADDED:
-        reason = f"replay differs from eager at the padded size by {at_padded:.2e}, more than {TOLERANCE_AT_PADDED:.0e}"
-    elif at_raw > tolerance:
-        reason = f"replay differs from eager at the raw size by {at_raw:.2e}, more than {tolerance:.0e}"
-    elif strays:
-        reason = f"the recording depends on memory that nobody keeps: {'; '.join(strays)}"
-    return GateCheck(
-        size=size,
-        raw_sizes=raws,
-        equal_at_padded=equal,
-        error_at_padded=at_padded if finite else None,
-        error_at_raw=at_raw if finite else None,
-        tolerance_at_raw=tolerance,
-        kv_untouched=True,
-        passed=reason is None,
-        reason=reason,
+    return judge(size, raws, results, strays=strays, dtype=cache.pool.dtype)
+
+
+def _compare(runner: GraphDecode, live: LiveBatch, *, victim: int, victim_length: int, victim_slot: int) -> Comparison:
+    eager = runner.eager
+    return compare(
+        eager.cache,
+        live.out_slots,
+        replay=lambda: _replay(runner, live),
+        poison=lambda: poison_tails(eager.buffers, live.size, row=victim, length=victim_length, slot=victim_slot),
+        padded=runner.run_padded_eagerly,
+        raw=lambda: eager.run(live),
     )
-
-
-class _Result:
-    """Outcome of one raw size: bit equality at the padded size, both errors, and whether all was written and finite."""
-
-    def __init__(self, replayed: torch.Tensor, padded: torch.Tensor, raw: torch.Tensor, kv: list[torch.Tensor]) -> None:
-        self.finite = bool(torch.isfinite(replayed).all()) and bool(torch.isfinite(kv[0]).all())
-        self.equal = bool(torch.equal(replayed, padded)) and bool(torch.equal(kv[0], kv[1]))
-        self.at_padded = max(relative_error(replayed, padded), relative_error(kv[0], kv[1]))
-        self.at_raw = max(relative_error(replayed, raw), relative_error(kv[0], kv[2]))
-
-
-def _compare(runner: GraphDecode, live: LiveBatch, *, victim: int, victim_length: int, victim_slot: int) -> _Result:
-    eager, cache = runner.eager, runner.eager.cache
-    # A first replay gives the recorded output's memory, which then holds NaN unless the second one writes it.
-    _replay(runner, live).fill_(float("nan"))
-    poison_tails(eager.buffers, live.size, row=victim, length=victim_length, slot=victim_slot)
-    cache.write_slots(live.out_slots, float("nan"))
-    replayed = _replay(runner, live).clone()
-    kv = [cache.slots(live.out_slots)]
-    cache.write_slots(live.out_slots, float("nan"))
-    padded = runner.run_padded_eagerly().clone()
-    kv.append(cache.slots(live.out_slots))
-    cache.write_slots(live.out_slots, float("nan"))
-    raw = eager.run(live).clone()
-    kv.append(cache.slots(live.out_slots))
-    return _Result(replayed, padded, raw, kv)
 
 
 def _replay(runner: GraphDecode, live: LiveBatch) -> torch.Tensor:
@@ -167,13 +119,3 @@ def poison_tails(buffers: StaticBuffers, raw: int, *, row: int, length: int, slo
     }
     for name, tensor in buffers.tensors.items():
         tensor[raw:] = values[name]
-
-
-def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """‖value − reference‖ / ‖reference‖, summed in float64; infinite when either is not finite."""
-    reference = reference.float()
-    norm = float(torch.linalg.vector_norm(reference, dtype=torch.float64))
-    distance = float(torch.linalg.vector_norm(value.float() - reference, dtype=torch.float64))
-    if not math.isfinite(norm) or not math.isfinite(distance):
-        return math.inf
-    return distance / norm if norm else (0.0 if distance == 0 else math.inf)

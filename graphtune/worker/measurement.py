@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -49,7 +49,7 @@ class Measurement:
     launch_profiles: list[LaunchProfile] = field(default_factory=list)
     admission: Counter[str] = field(default_factory=Counter)
     unmeasured: tuple[CaptureList, ...] = ()
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def run(self) -> None:
         """Capture the lists in turn; stop, leaving the rest unmeasured, when the process is no longer clean."""
@@ -227,17 +227,14 @@ class Measurement:
         )
 
 
-class _timed:
-    """Adds the block's wall seconds to a counter under a name."""
-
-    def __init__(self, seconds: Counter[str], name: str) -> None:
-        self._seconds, self._name = seconds, name
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds[self._name] += time.perf_counter() - self._started  # type: ignore[assignment]
+@contextmanager
+def _timed(seconds: defaultdict[str, float], name: str) -> Iterator[None]:
+    """Adds the block's wall seconds under a name, also when it ends with an error."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] += time.perf_counter() - started
 
 
 def _failed(failure: CaptureFailure) -> Capture:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from graphtune.results import GateCheck
-from graphtune.worker.gate import TOLERANCE_AT_PADDED, TOLERANCE_AT_RAW, relative_error
+from graphtune.worker.comparison import Comparison, compare, judge, same_outside_sink, with_kv_changed
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.runners.prefill import GraphPrefill
 from graphtune.worker.runners.prefill_buffers import LivePrefill, PrefillBuffers, live_prefill
@@ -48,9 +47,8 @@ def check_prefill(runner: GraphPrefill, *, seed: int) -> tuple[GateCheck, ...]:
     for below, size in zip((0, *runner.sizes), runner.sizes, strict=False):
         before = runner.eager.cache.page_checksums()
         check = _check_size(runner, size, below, seed=seed + size)
-        if not torch.equal(before[1:], runner.eager.cache.page_checksums()[1:]):
-            reason = check.reason or "KV outside the written slots changed"
-            check = replace(check, kv_untouched=False, passed=False, reason=reason)
+        if not same_outside_sink(before, runner.eager.cache.page_checksums()):
+            check = with_kv_changed(check)
         checks.append(check)
     return tuple(checks)
 
@@ -60,34 +58,10 @@ def _check_size(runner: GraphPrefill, size: int, below: int, *, seed: int) -> Ga
     raws = raw_tokens(size, below, runner.waste_cap, runner.padding)
     results = [result for raw in raws for result in _results(runner, raw, seed=seed + raw)]
     strays = runner.backend.strays(ShapeKey(size), {**eager.owners(), **eager.model.named_tensors()})
-    tolerance = TOLERANCE_AT_RAW[cache.pool.dtype]
-    finite = all(result.finite for result in results)
-    equal = all(result.equal for result in results)
-    at_padded = max(result.at_padded for result in results)
-    at_raw = max(result.at_raw for result in results)
-    reason = None
-    if not finite:
-        reason = "the replay left NaN or infinity in its output or in KV that it must write"
-    elif not equal and at_padded > TOLERANCE_AT_PADDED:
-        reason = f"replay differs from eager at the padded size by {at_padded:.2e}, more than {TOLERANCE_AT_PADDED:.0e}"
-    elif at_raw > tolerance:
-        reason = f"replay differs from eager at the raw size by {at_raw:.2e}, more than {tolerance:.0e}"
-    elif strays:
-        reason = f"the recording depends on memory that nobody keeps: {'; '.join(strays)}"
-    return GateCheck(
-        size=size,
-        raw_sizes=raws,
-        equal_at_padded=equal,
-        error_at_padded=at_padded if finite else None,
-        error_at_raw=at_raw if finite else None,
-        tolerance_at_raw=tolerance,
-        kv_untouched=True,
-        passed=reason is None,
-        reason=reason,
-    )
+    return judge(size, raws, results, strays=strays, dtype=cache.pool.dtype)
 
 
-def _results(runner: GraphPrefill, raw: int, *, seed: int) -> Iterator[_Result]:
+def _results(runner: GraphPrefill, raw: int, *, seed: int) -> Iterator[Comparison]:
     """The comparisons of one token count, each on requests of its own; KV is put back as it was."""
     eager, table, cache = runner.eager, runner.eager.table, runner.eager.cache
     random = np.random.default_rng(seed)
@@ -123,31 +97,16 @@ def _batches(
     yield lengths.tolist(), prefixes.tolist()
 
 
-class _Result:
-    """Outcome of one batch: bit equality at the padded size, both errors, and whether all was written and finite."""
-
-    def __init__(self, replayed: torch.Tensor, padded: torch.Tensor, raw: torch.Tensor, kv: list[torch.Tensor]) -> None:
-        self.finite = bool(torch.isfinite(replayed).all()) and bool(torch.isfinite(kv[0]).all())
-        self.equal = bool(torch.equal(replayed, padded)) and bool(torch.equal(kv[0], kv[1]))
-        self.at_padded = max(relative_error(replayed, padded), relative_error(kv[0], kv[1]))
-        self.at_raw = max(relative_error(replayed, raw), relative_error(kv[0], kv[2]))
-
-
-def _compare(runner: GraphPrefill, live: LivePrefill, *, victim: int, victim_slot: int) -> _Result:
-    eager, cache = runner.eager, runner.eager.cache
-    # A first replay gives the output's memory, which then holds NaN unless the second one writes it.
-    _replay(runner, live).fill_(float("nan"))
-    poison_tails(eager.buffers, live, row=victim, slot=victim_slot)
-    cache.write_slots(live.out_slots, float("nan"))
-    replayed = _replay(runner, live).clone()
-    kv = [cache.slots(live.out_slots)]
-    cache.write_slots(live.out_slots, float("nan"))
-    padded = runner.run_padded_eagerly().clone()
-    kv.append(cache.slots(live.out_slots))
-    cache.write_slots(live.out_slots, float("nan"))
-    raw = eager.run_hidden(live).clone()
-    kv.append(cache.slots(live.out_slots))
-    return _Result(replayed, padded, raw, kv)
+def _compare(runner: GraphPrefill, live: LivePrefill, *, victim: int, victim_slot: int) -> Comparison:
+    eager = runner.eager
+    return compare(
+        eager.cache,
+        live.out_slots,
+        replay=lambda: _replay(runner, live),
+        poison=lambda: poison_tails(eager.buffers, live, row=victim, slot=victim_slot),
+        padded=runner.run_padded_eagerly,
+        raw=lambda: eager.run_hidden(live),
+    )
 
 
 def _replay(runner: GraphPrefill, live: LivePrefill) -> torch.Tensor:

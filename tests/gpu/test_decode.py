@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from graphtune.results import CaptureList
+from graphtune.worker.comparison import relative_error
 from graphtune.worker.engine import Engine, build
-from graphtune.worker.gate import check_list, relative_error
+from graphtune.worker.gate import check_list
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.runners.decode import CaptureFailure, GraphDecode
 from graphtune.worker.runners.series import BatchSeries, make_batches

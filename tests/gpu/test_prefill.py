@@ -11,7 +11,7 @@ import torch
 
 from graphtune.worker.attention.base import PrefillAttention
 from graphtune.worker.attention.sdpa import SdpaPrefill
-from graphtune.worker.gate import relative_error
+from graphtune.worker.comparison import relative_error
 from graphtune.worker.graphs.cuda_breakable import CudaBreakable
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.prefill_gate import check_prefill

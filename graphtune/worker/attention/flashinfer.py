@@ -8,6 +8,7 @@ the planner that it ends in, with the host arrays that are at hand, after one pi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import flashinfer
 import numpy as np
@@ -23,6 +24,8 @@ INT_WORKSPACE_BYTES = 8 << 20
 TENSOR_CORE_GROUP = 4
 KERNELS = "fa2"
 _NHD = 0
+
+Ints = TypeVar("Ints", torch.Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class FlashInferAttention(AttentionBackend):
         )
         return self._wrapper.run(q, self._caches[layer]).flatten(1)
 
-    def _split(self, ints):  # type: ignore[no-untyped-def]
+    def _split(self, ints: Ints) -> tuple[Ints, Ints, Ints]:
         """Offsets (max + 1), last page lengths (max) and page indices of one step in the shared array."""
         return ints[: self._max + 1], ints[self._max + 1 : 2 * self._max + 1], ints[2 * self._max + 1 :]
 
