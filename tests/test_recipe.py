@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @st.composite
 def spoilt(draw: st.DrawFn) -> Any:
     """A recipe of which one value, at any depth, is replaced by something else, or to which a key is added."""
-    recipe = draw(recipes)
+    # A copy: sampled_from hands out the same objects again, and what is spoilt here would be drawn spoilt later.
+    recipe = copy.deepcopy(draw(recipes))
     path = draw(st.sampled_from(places(recipe)))
     if not path:
         return draw(plain) if draw(st.booleans()) else recipe | {draw(st.text(max_size=5)): draw(plain)}
