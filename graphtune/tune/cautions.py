@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from graphtune.results import Environment, ModelFacts
 from graphtune.stats import LEAST_TOLERANCE, Disturbances
 from graphtune.store import Sweep
+from graphtune.tune.measurements import Measurements
 from graphtune.tune.recommendation import Caution, EngineAnswer, Limits
 from graphtune.tune.workload import Workload
 from graphtune.units import MIB, format_bytes
-
-if TYPE_CHECKING:
-    from graphtune.tune.engine_answer import Measurements
 
 UNEXPLAINED_LIMIT_BYTES = 16 * MIB
 

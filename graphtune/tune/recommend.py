@@ -6,17 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphtune.engines import ENGINES
-from graphtune.engines.base import DeviceFacts, Serving
+from graphtune.engines.base import Serving
 from graphtune.errors import InputError
-from graphtune.results import CellResult, Environment, ModelFacts
 from graphtune.stats import disturbances, noise_between_processes
 from graphtune.store import Sweep
 from graphtune.tune import cautions
 from graphtune.tune.candidates import Candidate, pareto
-from graphtune.tune.engine_answer import Measurements, answer_for
-from graphtune.tune.kv_budget import FixedBytes
+from graphtune.tune.engine_answer import answer_for
 from graphtune.tune.latency_model import LatencyModel, latency_model
-from graphtune.tune.memory_model import context_bytes, memory_model
+from graphtune.tune.measurements import (
+    Measurements,
+    device_facts_of,
+    environment_of,
+    fixed_bytes_of,
+    gpu_of,
+    model_facts_of,
+)
+from graphtune.tune.memory_model import memory_model
 from graphtune.tune.recommendation import (
     EngineAnswer,
     Limits,
@@ -26,7 +32,6 @@ from graphtune.tune.recommendation import (
     SweepFacts,
 )
 from graphtune.tune.workload import Workload, read_workload
-from graphtune.units import GpuMemory, parse_gpu_memory, swept_gpu_memory
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,9 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
     _check(question)
     cells = tuple(cell for cell in sweep.cells if cell.status == "ok" or cell.captured_lists or cell.points)
     model = latency_model(cells, eager_overhead_us=question.eager_overhead_us)
-    environment = _environment(cells)
+    environment = environment_of(cells)
     on_gpu = sweep.device == "cuda"
-    gpu = _gpu(question, environment)
+    gpu = gpu_of(question.gpu_mem, environment)
     limits = _limits(question, model)
     top = max(size for context in model.contexts() for size in model.sizes("graph", context))
     workload = read_workload(question.workload, question.max_running_requests or top)
@@ -72,8 +77,8 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
                 f"no step of the workload has {question.max_running_requests} requests or fewer",
                 where="--max-running",
             )
-    facts = _model_facts(cells)
-    fixed, why_not = _fixed(cells, facts, gpu)
+    facts = model_facts_of(cells)
+    fixed, why_not = fixed_bytes_of(cells, facts, gpu)
     measurements = Measurements(
         model=model,
         memory=memory_model(cells),
@@ -82,7 +87,7 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
         gpu=gpu,
         fixed=fixed,
         why_no_budget=why_not,
-        device=_device_facts(gpu),
+        device=device_facts_of(gpu),
         serving=Serving(tp=facts.shard_of if facts else 1, max_running_requests=question.max_running_requests),
         distinguishes_eager=on_gpu,
     )
@@ -152,53 +157,6 @@ def _limits(question: Question, model: LatencyModel) -> Limits:
         max_graph_bytes=question.max_graph_bytes,
         max_capture_s=question.max_capture_s,
         max_graphs=question.max_graphs,
-    )
-
-
-def _environment(cells: Sequence[CellResult]) -> Environment | None:
-    return next((cell.environment for cell in cells if cell.environment is not None), None)
-
-
-def _model_facts(cells: Sequence[CellResult]) -> ModelFacts | None:
-    """Facts of the cell that latency was timed in: the other cells of a sweep load the same model."""
-    by_points = sorted(cells, key=lambda cell: -len(cell.points))
-    return next((cell.model for cell in by_points if cell.model is not None), None)
-
-
-def _gpu(question: Question, environment: Environment | None) -> GpuMemory | None:
-    if question.gpu_mem is not None:
-        return parse_gpu_memory(question.gpu_mem, environment)
-    return swept_gpu_memory(environment) if environment is not None else None
-
-
-def _device_facts(gpu: GpuMemory | None) -> DeviceFacts:
-    if gpu is None:
-        return DeviceFacts(None)
-    return DeviceFacts(gpu.nvml_total_mib, gpu.compute_capability, gpu.card)
-
-
-def _fixed(
-    cells: Sequence[CellResult], facts: ModelFacts | None, gpu: GpuMemory | None
-) -> tuple[FixedBytes | None, str]:
-    """The bytes that every list needs, or the reason why there is no budget."""
-    contexts = [count for cell in cells if (count := context_bytes(cell.ledger)) is not None]
-    if gpu is None:
-        return None, "the device's memory is not known; give --gpu-mem"
-    if facts is None:
-        return None, "no cell of this sweep loaded the model"
-    if not contexts:
-        return None, "this sweep holds no readings of device memory, so the bytes of a CUDA context are not known"
-    page_size = int(next(cell for cell in cells if cell.model is not None).cell.get("page_size", 1))
-    return (
-        FixedBytes(
-            context_bytes=max(contexts),
-            weights_bytes=facts.weights_bytes,
-            workspace_bytes=facts.workspace_bytes,
-            static_buffer_bytes=facts.static_buffer_bytes,
-            bytes_per_kv_token=facts.kv_bytes_per_token,
-            page_size=page_size,
-        ),
-        "",
     )
 
 

@@ -1,0 +1,81 @@
+"""A candidate as it is reported: figures, where each comes from, and how it compares with the chosen one."""
+
+from __future__ import annotations
+
+from graphtune.engines.base import Engine
+from graphtune.tune.answer_words import listed_of
+from graphtune.tune.candidates import Candidate, ratio
+from graphtune.tune.limits import Budgets
+from graphtune.tune.measurements import Measurements
+from graphtune.tune.recommendation import BOUND_MISSING, CHOSEN_MISSING, EAGER_MISSING, ListAnswer
+
+
+class Lister:
+    """Turns candidates of one engine into list answers, each compared with the chosen one."""
+
+    def __init__(self, engine: Engine, of: Measurements, budgets: Budgets, chosen: Candidate) -> None:
+        self._unit = engine.dispatch.decode_unit
+        self._of, self._budgets, self._chosen = of, budgets, chosen
+
+    def __call__(self, candidate: Candidate) -> ListAnswer:
+        evaluation, cost = candidate.evaluation, candidate.cost
+        known = cost is not None or not candidate.sizes
+        budget = self._budgets(candidate) if known else None
+        absent = self._absent(candidate)
+        if known and budget is None:
+            absent["kv_tokens"] = self._of.why_no_budget
+        of = cost.of if cost else None
+        return ListAnswer(
+            unit=self._unit,
+            capture_sizes=candidate.sizes,
+            backend=of.backend if of else ("full" if candidate.sizes else "eager"),
+            order=of.order if of else None,
+            output=of.output if of else None,
+            workspace=of.workspace if of else None,
+            expected_step_us=evaluation.expected_step_us,
+            coverage=evaluation.coverage,
+            padding_waste=evaluation.padding_waste,
+            graph_bytes=candidate.graph_bytes if known else None,
+            graph_bytes_interval=cost.interval if cost else None,
+            capture_peak_bytes=cost.capture_peak_bytes if cost else None,
+            capture_s=cost.capture_s if cost else (0.0 if known else None),
+            kv_tokens=budget.kv_tokens if budget else None,
+            expected_step_from=evaluation.provenance,
+            graph_bytes_from=cost.provenance if cost else ("measured" if known else None),
+            capture_s_from=None if "capture_s" in absent else (cost.provenance if cost else "measured"),
+            bytes_of_list=of.name if of else None,
+            evidence=tuple(dict.fromkeys((*self._of.model.cell_ids, *(cost.cell_ids if cost else ())))),
+            chosen_over_this=None if "chosen_over_this" in absent else ratio(self._chosen, candidate),
+            absent=absent,
+        )
+
+    def _absent(self, candidate: Candidate) -> dict[str, str]:
+        """Reasons for what a list answer lacks, by field."""
+        evaluation, cost = candidate.evaluation, candidate.cost
+        absent = {}
+        if evaluation.padding_waste is None:
+            absent["padding_waste"] = "no step of this traffic is served by a graph"
+        if evaluation.expected_step_us is None:
+            reason = f"no figure was measured for steps of {listed_of(evaluation.without_figure)} requests"
+            absent |= dict.fromkeys(("expected_step_us", "values.expected_step_us", "chosen_over_this"), reason)
+        elif candidate is self._chosen:
+            absent["chosen_over_this"] = CHOSEN_MISSING
+        elif not self._of.distinguishes_eager:
+            absent["chosen_over_this"] = "on a CPU step times tell no list from another"
+        if cost is None:
+            reason = "no measured list contains these sizes" if candidate.sizes else EAGER_MISSING
+            absent |= dict.fromkeys(_SETTINGS, reason)
+            if candidate.sizes:
+                absent |= dict.fromkeys(_COSTS, reason)
+            return absent
+        if cost.interval is None:
+            absent["graph_bytes_interval"] = BOUND_MISSING
+        if cost.capture_peak_bytes is None:
+            absent["capture_peak_bytes"] = "no peak was sampled while this list was captured"
+        if cost.capture_s is None:
+            absent |= dict.fromkeys(("capture_s", "values.capture_s"), "no whole capture of this list was timed")
+        return absent
+
+
+_SETTINGS = ("order", "output", "workspace", "bytes_of_list", "graph_bytes_interval", "capture_peak_bytes")
+_COSTS = ("graph_bytes", "capture_s", "kv_tokens", "values.graph_bytes", "values.capture_s")

@@ -1,0 +1,81 @@
+"""What a sweep measured and what a device has, put together to answer with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphtune.engines.base import DeviceFacts, Serving
+from graphtune.results import CellResult, Environment, ModelFacts
+from graphtune.stats import Disturbances, Noise
+from graphtune.tune.kv_budget import FixedBytes
+from graphtune.tune.latency_model import LatencyModel
+from graphtune.tune.memory_model import MemoryModel, context_bytes
+from graphtune.units import GpuMemory, parse_gpu_memory, swept_gpu_memory
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Everything that a sweep and a device say, ready to answer with.
+
+    ``fixed`` is null, for the reason ``why_no_budget``, where no budget can be drawn up. ``distinguishes_eager`` is
+    false on a CPU, where a tape replay saves nothing over the eager step.
+    """
+
+    model: LatencyModel
+    memory: MemoryModel
+    noise: Noise
+    disturbances: Disturbances
+    gpu: GpuMemory | None
+    fixed: FixedBytes | None
+    why_no_budget: str
+    device: DeviceFacts
+    serving: Serving
+    distinguishes_eager: bool
+
+
+def environment_of(cells: Sequence[CellResult]) -> Environment | None:
+    return next((cell.environment for cell in cells if cell.environment is not None), None)
+
+
+def model_facts_of(cells: Sequence[CellResult]) -> ModelFacts | None:
+    """Facts of the cell that latency was timed in: the other cells of a sweep load the same model."""
+    by_points = sorted(cells, key=lambda cell: -len(cell.points))
+    return next((cell.model for cell in by_points if cell.model is not None), None)
+
+
+def gpu_of(gpu_mem: str | None, environment: Environment | None) -> GpuMemory | None:
+    if gpu_mem is not None:
+        return parse_gpu_memory(gpu_mem, environment)
+    return swept_gpu_memory(environment) if environment is not None else None
+
+
+def device_facts_of(gpu: GpuMemory | None) -> DeviceFacts:
+    if gpu is None:
+        return DeviceFacts(None)
+    return DeviceFacts(gpu.nvml_total_mib, gpu.compute_capability, gpu.card)
+
+
+def fixed_bytes_of(
+    cells: Sequence[CellResult], facts: ModelFacts | None, gpu: GpuMemory | None
+) -> tuple[FixedBytes | None, str]:
+    """The bytes that every list needs, or the reason why there is no budget."""
+    contexts = [count for cell in cells if (count := context_bytes(cell.ledger)) is not None]
+    if gpu is None:
+        return None, "the device's memory is not known; give --gpu-mem"
+    if facts is None:
+        return None, "no cell of this sweep loaded the model"
+    if not contexts:
+        return None, "this sweep holds no readings of device memory, so the bytes of a CUDA context are not known"
+    page_size = int(next(cell for cell in cells if cell.model is not None).cell.get("page_size", 1))
+    return (
+        FixedBytes(
+            context_bytes=max(contexts),
+            weights_bytes=facts.weights_bytes,
+            workspace_bytes=facts.workspace_bytes,
+            static_buffer_bytes=facts.static_buffer_bytes,
+            bytes_per_kv_token=facts.kv_bytes_per_token,
+            page_size=page_size,
+        ),
+        "",
+    )
