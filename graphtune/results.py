@@ -40,13 +40,15 @@ class CaptureList:
 class Samples:
     """At most 20 stored samples of one quantity in microseconds, out of ``taken``; ``stop`` is the rule that ended it.
 
-    ``flags`` say what disturbed the sampling.
+    ``us`` is what statistics are made of. Samples taken while something disturbed the machine are in ``disturbed_us``;
+    where too few others were left they are in ``us``, and ``flags`` say what disturbed them.
     """
 
     us: tuple[float, ...]
     taken: int
     stop: StopRule
     flags: tuple[str, ...] = ()
+    disturbed_us: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,29 @@ class LaunchProfile:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """One profiled step in the order in which its kernels started, times in µs from the first thing seen.
+
+    Kernel ``i`` is called ``names[kernels[i]]`` and ran from ``starts_us[i]`` for ``lengths_us[i]``. Host calls that
+    launched them (one for a replay) are ``call_starts_us`` and ``call_lengths_us``, empty where the profiler saw none.
+    ``left_out`` kernels came after the last one stored.
+    """
+
+    size: int
+    context_tokens: int
+    execution: Execution
+    names: tuple[str, ...]
+    kernels: tuple[int, ...]
+    starts_us: tuple[float, ...]
+    lengths_us: tuple[float, ...]
+    call_starts_us: tuple[float, ...] = ()
+    call_lengths_us: tuple[float, ...] = ()
+    left_out: int = 0
+    phase: Phase = "decode"
+    backend: str | None = None
+
+
+@dataclass(frozen=True)
 class Environment:
     """Where and with what a cell ran. Never a host name, user name or path."""
 
@@ -256,3 +281,4 @@ class CellResult:
     log_path: str | None = None
     unmeasured: tuple[CaptureList, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+    timelines: tuple[Timeline, ...] = ()

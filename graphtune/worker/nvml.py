@@ -58,8 +58,9 @@ class Gpu:
         return None
 
     def other_processes(self) -> int:
-        """Processes on the device that are not this one, as far as they can be seen."""
-        return sum(process.pid != os.getpid() for process in self._processes())
+        """Processes on the device beside this one, as far as they can be seen. This one has a context there: where its
+        number is not listed, a container gave it another one, and one of those listed is it."""
+        return max(0, len({process.pid for process in self._processes()}) - 1)
 
     def _processes(self) -> list[Any]:
         try:

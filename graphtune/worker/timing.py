@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -14,7 +13,8 @@ import torch
 
 from graphtune.plan import Measure
 from graphtune.results import Execution, Point, Samples, StopRule
-from graphtune.worker.nvml import POWER_CAP, Gpu
+from graphtune.worker.disturbance import PATIENCE_S, Watch
+from graphtune.worker.nvml import Gpu
 from graphtune.worker.runners.decode import DecodeStep
 from graphtune.worker.runners.series import BatchSeries
 
@@ -22,80 +22,53 @@ STORED = 20
 STEPS_IN_A_ROW = 4
 STEPS_OVERLAPPED = 9
 MAX_SAMPLES = 200
-MAX_REPEATS = 2
-SLOW = 1.25
 DELAY_CYCLES = 600_000  # 0.3 ms at 2 GHz, longer than launching a graph takes
 
 
 @dataclass
 class Sampler:
-    """Collects samples of one quantity and says when to stop.
+    """Collects samples of one quantity and says when to stop. Disturbed samples are kept apart.
 
     ``noise``: standard deviation over mean at or below ``measure.noise`` with at least ``min_samples``. ``time``:
-    ``max_seconds`` of sampling spent, again with at least ``min_samples``. ``count``: MAX_SAMPLES taken.
+    ``max_seconds`` of sampling spent, again with at least ``min_samples``, if need be disturbed ones. ``count``:
+    MAX_SAMPLES taken.
     """
 
     measure: Measure
     us: list[float] = field(default_factory=list)
+    disturbed_us: list[float] = field(default_factory=list)
+    reasons: set[str] = field(default_factory=set)
     seconds: float = 0.0
 
-    def add(self, us: list[float], seconds: float) -> None:
-        self.us += us
+    def add(self, us: list[float], seconds: float, disturbances: tuple[str, ...] = ()) -> None:
+        (self.disturbed_us if disturbances else self.us).extend(us)
+        self.reasons.update(disturbances)
         self.seconds += seconds
 
     @property
+    def _least(self) -> int:
+        return max(2, self.measure.min_samples)
+
+    @property
     def stop(self) -> StopRule | None:
-        if len(self.us) < max(2, self.measure.min_samples):
-            return None
-        if statistics.stdev(self.us) <= self.measure.noise * statistics.fmean(self.us):
+        if len(self.us) >= self._least and statistics.stdev(self.us) <= self.measure.noise * statistics.fmean(self.us):
             return "noise"
-        if self.seconds >= self.measure.max_seconds:
+        taken = len(self.us) + len(self.disturbed_us)
+        if taken >= self._least and self.seconds >= self.measure.max_seconds:
             return "time"
-        return "count" if len(self.us) >= MAX_SAMPLES else None
+        return "count" if taken >= MAX_SAMPLES else None
 
     def samples(self, stop: StopRule) -> Samples:
-        stride = max(1, -(-len(self.us) // STORED))
-        return Samples(tuple(round(us, 2) for us in self.us[::stride]), len(self.us), stop)
+        """The undisturbed samples; where there are too few of them all samples, with a flag for each disturbance."""
+        taken = len(self.us) + len(self.disturbed_us)
+        if len(self.us) >= self._least:
+            return Samples(_stored(self.us), taken, stop, disturbed_us=_stored(self.disturbed_us))
+        return Samples(_stored([*self.us, *self.disturbed_us]), taken, stop, flags=tuple(sorted(self.reasons)))
 
 
-class HostPace:
-    """Tells whether the host runs at the speed it has shown before.
-
-    On shared machines a host falls to half its speed for a second or more at a time (seen on the H200's machine:
-    eager steps of 5 and 9 ms in turn), and an eager step is host time. A fixed piece of Python is timed around every
-    reading; one that takes over SLOW times the fastest so far means that somebody else has the core.
-    """
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._fastest = math.inf
-        for _ in range(20):
-            self.slowdown()
-
-    def slowdown(self) -> float:
-        """Time of the fixed piece now over its fastest time so far."""
-        now = min(self._spin() for _ in range(3))
-        self._fastest = min(self._fastest, now)
-        return now / self._fastest
-
-    def wait(self) -> None:
-        """Return once the host is fast, or when this process has waited ``patience_s`` in all."""
-        while self._patience_s > 0 and self.slowdown() > SLOW:
-            began = time.perf_counter()
-            time.sleep(0.02)
-            self._patience_s -= time.perf_counter() - began
-
-    def worth_repeating(self) -> bool:
-        """True when the host was slowed down just now and there is patience left to try again."""
-        return self._patience_s > 0 and self.slowdown() > SLOW
-
-    @staticmethod
-    def _spin() -> float:
-        began = time.perf_counter()
-        total = 0
-        for i in range(4000):
-            total += i
-        return time.perf_counter() - began
+def _stored(us: list[float]) -> tuple[float, ...]:
+    stride = max(1, -(-len(us) // STORED))
+    return tuple(round(one, 2) for one in us[::stride])
 
 
 class Clock:
@@ -107,9 +80,8 @@ class Clock:
     """
 
     def __init__(self, device: torch.device, gpu: Gpu | None = None) -> None:
-        self._gpu = gpu
         self._cuda = device.type == "cuda"
-        self.pace = HostPace(10.0 if self._cuda else 0.0)
+        self.watch = Watch(gpu, PATIENCE_S if self._cuda else 0.0)
         if self._cuda:
             self._start = torch.cuda.Event(enable_timing=True)
             self._end = torch.cuda.Event(enable_timing=True)
@@ -141,13 +113,6 @@ class Clock:
             "plan_us": [(planned - filled) * 1e6],
             "launch_us": [launch_us],
         }
-
-    def disturbances(self) -> tuple[str, ...]:
-        """What is wrong now. A power cap is not: a server under this load runs into it too."""
-        slowdown = self.pace.slowdown()
-        host = (f"host slowed down {slowdown:.1f}x",) if slowdown > SLOW else ()
-        throttled = () if self._gpu is None else self._gpu.throttle_reasons()
-        return (*host, *(reason for reason in throttled if reason != POWER_CAP))
 
     def in_a_row(self, step: DecodeStep, series: BatchSeries) -> dict[str, list[float]]:
         """Steps in a row, each ended by waiting for its output, as a server that reads the sampled tokens. One sample
@@ -202,12 +167,20 @@ def _each(read: Reading, steps: Executions) -> dict[Execution, Callable[[BatchSe
     return {execution: partial(read, step) for execution, step in steps.items()}
 
 
-def _sample(
-    reading: Mapping[Execution, Callable[[BatchSeries], dict[str, list[float]]]], series: BatchSeries, measure: Measure
+def sample(
+    reading: Mapping[Execution, Callable[[BatchSeries], dict[str, list[float]]]],
+    series: BatchSeries,
+    measure: Measure,
+    watch: Watch,
 ) -> dict[Execution, dict[str, Samples]]:
-    """Take samples of a reading, executions in turn, until its first quantity stops; the others come with it."""
+    """Take samples of a reading, executions in turn, until its first quantity stops; the others come with it.
+
+    A sample counts as disturbed when something is wrong before or after it; the next one then waits for a quiet host.
+    """
     samplers: dict[Execution, dict[str, Sampler]] = {execution: {} for execution in reading}
     taken: dict[Execution, dict[str, Samples]] = {}
+    watch.wait()
+    before = watch.now()
     while len(taken) < len(reading):
         for execution, read in reading.items():
             if execution in taken:
@@ -215,9 +188,14 @@ def _sample(
             began = time.perf_counter()
             values = read(series)
             seconds = time.perf_counter() - began
+            after = watch.now()
             quantities = samplers[execution]
             for name, us in values.items():
-                quantities.setdefault(name, Sampler(measure)).add(us, seconds)
+                quantities.setdefault(name, Sampler(measure)).add(us, seconds, before + after)
+            if after:
+                watch.wait()
+                after = watch.now()
+            before = after
             stop = next(iter(quantities.values())).stop
             if stop is not None:
                 taken[execution] = {name: sampler.samples(stop) for name, sampler in quantities.items()}
@@ -244,16 +222,8 @@ def time_point(
         _each(clock.in_a_row, steps),
         _each(clock.overlapped, graph),
     ):
-        clock.pace.wait()
-        taken = _sample(reading, series, measure)
-        for _ in range(MAX_REPEATS):
-            if not clock.pace.worth_repeating():
-                break
-            clock.pace.wait()
-            taken = _sample(reading, series, measure)
-        flags = clock.disturbances()
-        for execution, quantities in taken.items():
-            sampled[execution].update({name: replace(kept, flags=flags) for name, kept in quantities.items()})
+        for execution, quantities in sample(reading, series, measure, clock.watch).items():
+            sampled[execution].update(quantities)
     return [
         Point(
             phase="decode",

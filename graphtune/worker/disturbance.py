@@ -1,0 +1,91 @@
+"""What disturbs a measurement: somebody else on the host's core or on the GPU, a throttled or lowered clock."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from graphtune.worker.nvml import POWER_CAP, Gpu
+
+SLOW = 1.25
+"""A host this many times slower than it has been is somebody else's as well."""
+LOW_CLOCK = 0.9
+"""A clock below this share of the highest one seen has dropped."""
+GPU_EVERY_S = 0.05
+"""What the driver says is read no more often: a reading takes longer than a short step."""
+PATIENCE_S = 10.0
+"""How long a process waits in all for a quiet host."""
+
+
+class HostPace:
+    """Tells how fast the host runs against the fastest it has shown.
+
+    On shared machines a host falls to half its speed for a second or more at a time (seen on the H200's machine:
+    eager steps of 5 and 9 ms in turn), and an eager step is host time. A fixed piece of Python is timed.
+    """
+
+    def __init__(self) -> None:
+        self._fastest = math.inf
+        for _ in range(20):
+            self.slowdown()
+
+    def slowdown(self) -> float:
+        """Time of the fixed piece now over its fastest time so far."""
+        now = min(self._spin() for _ in range(3))
+        self._fastest = min(self._fastest, now)
+        return now / self._fastest
+
+    @staticmethod
+    def _spin() -> float:
+        began = time.perf_counter()
+        total = 0
+        for i in range(4000):
+            total += i
+        return time.perf_counter() - began
+
+
+class Watch:
+    """Asked between samples, because a disturbance that ends within a reading leaves no trace after it.
+
+    A power cap is no disturbance, nor is the lower clock that it brings: a server under this load runs into it too.
+    """
+
+    def __init__(self, gpu: Gpu | None, patience_s: float, pace: HostPace | None = None) -> None:
+        self._gpu = gpu
+        self._patience_s = patience_s
+        self._pace = pace or HostPace()
+        self._highest_mhz = 0
+        self._of_gpu: tuple[str, ...] = ()
+        self._gpu_read_at = -math.inf
+
+    def now(self) -> tuple[str, ...]:
+        """What is wrong at this moment, in words without figures; empty when nothing is."""
+        return (*self._host(), *self._gpu_now())
+
+    def wait(self) -> None:
+        """Return once the host is fast, or when the process has waited for its patience in all."""
+        while self._patience_s > 0 and self._host():
+            began = time.perf_counter()
+            time.sleep(0.02)
+            self._patience_s -= time.perf_counter() - began
+
+    def _host(self) -> tuple[str, ...]:
+        return ("host slowed down",) if self._pace.slowdown() > SLOW else ()
+
+    def _gpu_now(self) -> tuple[str, ...]:
+        if self._gpu is not None and time.perf_counter() - self._gpu_read_at > GPU_EVERY_S:
+            self._of_gpu = self._read_gpu(self._gpu)
+            self._gpu_read_at = time.perf_counter()
+        return self._of_gpu
+
+    def _read_gpu(self, gpu: Gpu) -> tuple[str, ...]:
+        reasons = gpu.throttle_reasons()
+        found = [reason for reason in reasons if reason != POWER_CAP]
+        mhz = gpu.clock_mhz()
+        if mhz is not None:
+            self._highest_mhz = max(self._highest_mhz, mhz)
+            if mhz < LOW_CLOCK * self._highest_mhz and POWER_CAP not in reasons:
+                found.append("GPU clock dropped")
+        if gpu.other_processes():
+            found.append("another process on the GPU")
+        return tuple(found)

@@ -1,0 +1,136 @@
+"""Disturbed samples: found between the samples of a reading, kept, and left out of its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphtune.plan import Measure
+from graphtune.results import Samples
+from graphtune.worker import disturbance
+from graphtune.worker.disturbance import HostPace, Watch
+from graphtune.worker.nvml import POWER_CAP, Gpu
+from graphtune.worker.timing import sample
+
+NORMAL_US, SLOW_US = 10.0, 25.0
+
+
+class Host(HostPace):
+    """A host whose readings are slow where ``slow`` says so; it is asked before the first and after each."""
+
+    def __init__(self, slow: Callable[[int], bool]) -> None:
+        self.slow = slow
+        self.readings = 0
+
+    def slowdown(self) -> float:
+        return 2.0 if self.slow(self.readings) else 1.0
+
+    def read(self, series: Any) -> dict[str, list[float]]:
+        self.readings += 1
+        return {"step_us": [SLOW_US if self.slow(self.readings) else NORMAL_US]}
+
+
+def taken(slow: Callable[[int], bool], *, least: int = 5, noise: float = 0.02) -> Samples:
+    host = Host(slow)
+    measure = Measure(min_samples=least, noise=noise, max_seconds=0.0)
+    found = sample({"eager": host.read}, cast(Any, None), measure, Watch(None, 0.0, host))
+    return found["eager"]["step_us"]
+
+
+def test_a_disturbance_that_ends_before_the_reading_does_is_found() -> None:
+    """Before the first sample and after the last one the host is fast; looked at only there, this stays unseen."""
+    host = Host(lambda reading: 2 <= reading <= 4)
+    measure = Measure(min_samples=5, noise=0.02, max_seconds=60.0)
+    found = sample({"eager": host.read}, cast(Any, None), measure, Watch(None, 0.0, host))["eager"]["step_us"]
+    assert not host.slow(0) and not host.slow(host.readings)
+    assert set(found.us) == {NORMAL_US} and len(found.us) == 5
+    # The first sample after the slow ones began while the host was slow.
+    assert found.disturbed_us == (SLOW_US, SLOW_US, SLOW_US, NORMAL_US)
+    assert (found.flags, found.taken, found.stop) == ((), 9, "noise")
+
+
+def test_where_the_host_never_is_quiet_all_samples_stay_and_carry_the_flag() -> None:
+    found = taken(lambda reading: True)
+    assert found.us == (SLOW_US,) * 5 and not found.disturbed_us
+    assert found.flags == ("host slowed down",)
+
+
+@given(slow=st.lists(st.booleans(), min_size=1, max_size=60), least=st.integers(2, 8))
+@settings(max_examples=60, deadline=None)
+def test_no_sample_is_lost_and_statistics_hold_no_slow_one_unless_flagged(slow: list[bool], least: int) -> None:
+    found = taken(lambda reading: slow[reading % len(slow)], least=least)
+    assert found.taken == len(found.us) + len(found.disturbed_us) >= least
+    assert bool(found.flags) == (found.us.count(NORMAL_US) < least or SLOW_US in found.us)
+    if not found.flags:
+        assert set(found.us) == {NORMAL_US}
+
+
+def test_a_watch_waits_for_a_quiet_host_and_then_goes_on() -> None:
+    class Recovering(Host):
+        def slowdown(self) -> float:
+            self.readings += 1
+            return super().slowdown()
+
+    host = Recovering(lambda asked: asked < 3)
+    watch = Watch(None, 5.0, host)
+    watch.wait()
+    assert host.readings == 3 and watch.now() == ()
+
+
+class Card:
+    """A GPU as the driver would tell of it."""
+
+    def __init__(self) -> None:
+        self.reasons: tuple[str, ...] = ()
+        self.mhz: int | None = 1980
+        self.others = 0
+
+    def throttle_reasons(self) -> tuple[str, ...]:
+        return self.reasons
+
+    def clock_mhz(self) -> int | None:
+        return self.mhz
+
+    def other_processes(self) -> int:
+        return self.others
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, ()),
+        ({"reasons": ("thermal (hardware)",), "mhz": 1980}, ("thermal (hardware)",)),
+        ({"reasons": (POWER_CAP,), "mhz": 1500}, ()),
+        ({"mhz": 1500}, ("GPU clock dropped",)),
+        ({"mhz": 1900}, ()),
+        ({"mhz": None}, ()),
+        ({"others": 1}, ("another process on the GPU",)),
+    ],
+)
+def test_what_the_driver_says_is_told_and_a_power_cap_is_none(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], told: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(disturbance, "GPU_EVERY_S", -1.0)
+    card = Card()
+    watch = Watch(cast(Gpu, card), 0.0, Host(lambda reading: False))
+    assert watch.now() == ()
+    for name, value in change.items():
+        setattr(card, name, value)
+    assert watch.now() == told
+
+
+@pytest.mark.parametrize(("listed", "others"), [((), 0), ((1,), 0), ((1, 2), 1), ((1, 1), 0)])
+def test_one_of_the_processes_listed_is_this_one(
+    monkeypatch: pytest.MonkeyPatch, listed: tuple[int, ...], others: int
+) -> None:
+    class Listed:
+        def __init__(self, pid: int) -> None:
+            self.pid = pid
+
+    gpu = object.__new__(Gpu)
+    monkeypatch.setattr(Gpu, "_processes", lambda self: [Listed(pid) for pid in listed])
+    assert gpu.other_processes() == others
