@@ -81,6 +81,7 @@ class Progress:
             points=tuple(measured.points) if measured else (),
             ledger=self.ledger.summary() if self.ledger else None,
             launch_profiles=tuple(measured.launch_profiles) if measured else (),
+            timelines=tuple(measured.timelines) if measured else (),
             admission=dict(measured.admission) if measured else {},
             phase_seconds=seconds,
             started_at=self.started_at,

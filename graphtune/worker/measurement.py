@@ -22,10 +22,11 @@ from graphtune.results import (
     Mark,
     Point,
     Status,
+    Timeline,
 )
 from graphtune.worker.engine import Engine
 from graphtune.worker.gate import check_list
-from graphtune.worker.launches import profile_step
+from graphtune.worker.launches import trace_step
 from graphtune.worker.memory import Ledger, device_bytes, in_torch, outside_torch
 from graphtune.worker.nvml import Gpu, PeakSampler
 from graphtune.worker.runners.decode import CaptureFailure, DecodeStep, GraphDecode
@@ -47,6 +48,7 @@ class Measurement:
     captured_lists: list[CapturedList] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     launch_profiles: list[LaunchProfile] = field(default_factory=list)
+    timelines: list[Timeline] = field(default_factory=list)
     admission: Counter[str] = field(default_factory=Counter)
     unmeasured: tuple[CaptureList, ...] = ()
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -210,7 +212,10 @@ class Measurement:
                 series = self._series(size, context)
                 try:
                     for execution, step in self._steps(runner, ("graph", "eager"), size).items():
-                        self.launch_profiles.append(profile_step(step, series, execution=execution))
+                        trace = trace_step(step, series)
+                        self.launch_profiles.append(trace.profile(size, context, execution))
+                        if size == min(self.cell.profile_sizes):
+                            self.timelines.append(trace.timeline(size, context, execution))
                 finally:
                     series.close()
         self.saved("launch profiles", 1, 1)
