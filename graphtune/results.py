@@ -81,8 +81,44 @@ class Point:
 
 
 @dataclass(frozen=True)
+class EventRun:
+    """A stretch of an allocator's events, ``repeats`` times over: n above 0 asks for n bytes, below 0 frees the block
+    that was asked for -n requests ago."""
+
+    repeats: int
+    events: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AllocationTrace:
+    """What one capture asked of the allocator, recorded alone in an empty pool.
+
+    ``pool``: requests of the graph pool, after ``room_bytes`` that were taken and given back at once at the start of
+    the pool. ``beside``: requests of torch's own pool meanwhile, warm-ups included (empty on the CPU). ``holes`` are
+    the free blocks that torch's pool had before, as (bytes, how many).
+    """
+
+    room_bytes: int
+    pool: tuple[EventRun, ...]
+    beside: tuple[EventRun, ...] = ()
+    holes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelCount:
+    """A kernel, or another kind of node such as ``memcpy``, and how many nodes of a graph run it."""
+
+    name: str
+    nodes: int
+
+
+@dataclass(frozen=True)
 class Capture:
-    """One captured size. Seconds are split; bytes are differences between ledger readings around the capture."""
+    """One captured size. Seconds are split; bytes are differences between ledger readings around the capture.
+
+    ``trace`` is there for lists of one size that were captured for memory alone. ``kernels`` is what the graph holds,
+    most nodes first; null where it was not asked for or the mechanism cannot tell.
+    """
 
     size: int
     warmup_s: float | None
@@ -96,6 +132,8 @@ class Capture:
     key: str = ""
     status: Status = "ok"
     reason: str | None = None
+    trace: AllocationTrace | None = None
+    kernels: tuple[KernelCount, ...] | None = None
 
 
 @dataclass(frozen=True)
