@@ -153,6 +153,8 @@ def known_rank(prefix: bytes) -> str:
 
 def rank(prefix: str) -> str:
     """Ranks named in a prefix in any order, as ``DP0 TP1``; empty when there are none."""
+    if not prefix:
+        return ""
     found = {kind: number for kind, number in _RANK.findall(prefix)}
     if not found:
         word = _RANK_WORD.search(prefix)

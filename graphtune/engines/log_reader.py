@@ -159,7 +159,7 @@ class LogReader:
         text = line.decode("utf-8", "replace")
         if len(text) != len(line):
             at = text.find(shape.anchor.decode())
-        if shape.engine is not None and _QUOTED.search(text, 0, min(at, _LONGEST_PREFIX)):
+        if at and shape.engine is not None and _QUOTED.search(text, 0, min(at, _LONGEST_PREFIX)):
             return None
         found = shape.handler(text, at)
         if found is None or found is CUT:

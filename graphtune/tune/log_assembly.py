@@ -66,6 +66,8 @@ class BootAssembly:
             self.prefill.readings += 1
         elif type(event) is ev.Step:
             self.step_weights[(event.tokens, event.padded_tokens, event.mode)] += event.steps
+        elif type(event) is ev.CaptureProgress:
+            self._progress(event)
         else:
             self._start_up(event)
 
@@ -116,8 +118,6 @@ class BootAssembly:
                 self._begin(event)
             case ev.CaptureSizes():
                 self._sizes(event)
-            case ev.CaptureProgress():
-                self._progress(event)
             case ev.CaptureEnd():
                 self._end(event)
             case ev.KVSize():

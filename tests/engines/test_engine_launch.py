@@ -194,6 +194,31 @@ def test_sglang_accepts(flags: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--cuda-graph-max-bs 16", "--cuda-graph-max-bs-decode 16"),
+        ("--cuda-graph-bs 1 2 4", "--cuda-graph-bs-decode 1 2 4"),
+        ("--piecewise-cuda-graph-max-tokens 512", "--cuda-graph-max-bs-prefill 512"),
+        ("--piecewise-cuda-graph-tokens 64 128", "--cuda-graph-bs-prefill 64 128"),
+        ("--enable-breakable-cuda-graph", "--cuda-graph-backend-prefill breakable"),
+        ("--disable-piecewise-cuda-graph", "--cuda-graph-backend-prefill disabled"),
+    ],
+)
+def test_sglang_0_5_16_still_takes_the_old_names(old: str, new: str) -> None:
+    older = ENGINES["sglang"].at_version("0.5.16")
+
+    def of(text: str) -> Launch:
+        return Launch(options=split_options(shlex.split(text))[1])
+
+    before, after = older.resolve(of(old), H100), older.resolve(of(new), H100)
+    assert not before.refusals and before.phases == after.phases
+    assert ENGINES["sglang"].resolve(of(old), H100).refusals
+    edited = older.edit(of(old), Edit("sizes", "decode", sizes=(1, 8)))
+    assert edited is not None and "--cuda-graph-bs-decode" in edited.flags().args
+    assert old.split()[0] not in edited.flags().args
+
+
+@pytest.mark.parametrize(
     ("flags", "says"),
     [
         ("-cc 3", "cannot be read"),

@@ -45,10 +45,11 @@ class SGLang(Engine):
         return flags_out.write(self, plan, serving, device or DeviceFacts(None))
 
     def resolve(self, launch: Launch, device: DeviceFacts) -> Resolution:
-        settings, reading = options.read(launch)
+        settings, reading = options.read(options.renamed(launch, self.version))
         return resolve.resolve(settings, reading, device)
 
     def edit(self, launch: Launch, edit: Edit) -> Launch | None:
+        launch = options.renamed(launch, self.version)
         if edit.what == "sizes":
             return edits.with_sizes(launch, edit.phase, edit.sizes)
         if edit.what == "largest":

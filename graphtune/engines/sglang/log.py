@@ -43,6 +43,7 @@ _PROGRESS = re.compile(
     r"Capturing (?:batches|num tokens) ?\((bs|num_tokens)=(\d{1,9})(?: avail_mem=(\d+(?:\.\d+)?) GB)?[^)]*\)"
     r"(?::\s*\d+%\|[^|]*\| (\d+)/(\d+))?"
 )
+_BAR = "Capturing "
 _TRUTH = {"True": True, "False": False, b"True": True, b"False": False}
 _USUAL = rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]+\d+)*)\] "
 _USUAL_DECODE = re.compile(
@@ -160,11 +161,12 @@ def capture_sizes(text: str, at: int) -> Found:
 
 
 def progress(text: str, at: int) -> Found:
-    """A progress bar over sizes."""
-    bars = list(_PROGRESS.finditer(text))
-    if not bars:
+    """A progress bar over sizes; of several that were drawn over one another the last one counts."""
+    last = _PROGRESS.match(text, at)
+    if text.find(_BAR, at + 1) >= 0:
+        last = next(reversed(list(_PROGRESS.finditer(text))), None)
+    if last is None:
         return None
-    last = bars[-1]
     unit: Unit = "requests" if last[1] == "bs" else "tokens"
     free = round(float(last[3]) * (1 << 30)) if last[3] else None
     done, total = (int(last[4]), int(last[5])) if last[4] else (None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from graphtune.engines.base import Serving
+from graphtune.engines.base import Serving, version_tuple
 from graphtune.engines.launch import Launch
 from graphtune.engines.options import Reading, Rejected, Spec, read_options
 from graphtune.engines.sglang.downgrades import Facts
@@ -94,6 +94,17 @@ REJECTED: dict[str, Rejected] = {
     "--enable-breakable-cuda-graph": Rejected(f"{_GONE}; use --cuda-graph-backend-prefill breakable"),
 }
 
+OLD_NAMES_UNTIL = (0, 5, 16)
+"""The last version known to take the old names below, as aliases with a warning; 0.5.23 takes none of them."""
+_OLD_NAMES: dict[str, tuple[str, ...]] = {
+    "--cuda-graph-max-bs": ("--cuda-graph-max-bs-decode",),
+    "--cuda-graph-bs": ("--cuda-graph-bs-decode",),
+    "--piecewise-cuda-graph-max-tokens": ("--cuda-graph-max-bs-prefill",),
+    "--piecewise-cuda-graph-tokens": ("--cuda-graph-bs-prefill",),
+    "--enable-breakable-cuda-graph": ("--cuda-graph-backend-prefill", "breakable"),
+    "--disable-piecewise-cuda-graph": ("--cuda-graph-backend-prefill", "disabled"),
+}
+
 _PHASE_FLAGS: dict[str, tuple[str, str]] = {
     "cuda_graph_backend_decode": ("decode", "backend"),
     "cuda_graph_backend_prefill": ("prefill", "backend"),
@@ -120,6 +131,19 @@ class Settings:
     max_total_tokens: int | None = None
     max_prefill_tokens: int = 16384
     model: str = ""
+
+
+def renamed(launch: Launch, version: str) -> Launch:
+    """The launch in the newer names, where the version takes the older ones as well."""
+    if version_tuple(version) > OLD_NAMES_UNTIL:
+        return launch
+    options = [
+        replace(option, name=new[0], values=new[1:] or option.values)
+        if (new := _OLD_NAMES.get(option.name)) is not None
+        else option
+        for option in launch.options
+    ]
+    return replace(launch, options=tuple(options))
 
 
 def read(launch: Launch) -> tuple[Settings, Reading]:
