@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 from graphtune.engines.base import Padding
 from graphtune.stats import LEAST_TOLERANCE, Ratio
@@ -98,25 +97,21 @@ def ratio(one: Candidate, other: Candidate) -> Ratio:
     return Ratio(one.step_us / other.step_us, tuple(first[p] / second[p] for p in first if p in second))
 
 
-Lookup = Callable[[int, int | None, float], StepFigure | None]
-
-
 class Evaluator:
-    """Evaluates lists on fixed traffic; figures are looked up once. Steps of no weight are left out."""
+    """Evaluates lists on fixed traffic. Steps of no weight are left out."""
 
     def __init__(self, steps: Iterable[Step], model: LatencyModel, cap_factor: float | None = None) -> None:
         self.steps = tuple(step for step in steps if step.weight > 0)
         self._weight = math.fsum(step.weight for step in self.steps)
         self._cap_factor = cap_factor
-        self._combined = _lookup(model)
-        self._processes = {process: _lookup(of) for process, of in model.processes.items()}
+        self.model = model
 
     def evaluate(self, sizes: tuple[int, ...], padding: Padding) -> Evaluation:
         """``sizes`` ascend."""
         buckets = [bucket_for(step.requests, sizes, padding, self._cap_factor) for step in self.steps]
         served = [(step, bucket) for step, bucket in zip(self.steps, buckets, strict=True) if bucket is not None]
         computed = sum(step.weight * bucket for step, bucket in served)
-        figures = self._figures(self._combined, buckets)
+        figures = self._figures(self.model, buckets)
         missing = {step.requests for step, one in zip(self.steps, figures, strict=True) if one is None}
         known = [one for one in figures if one is not None]
         complete = bool(self.steps) and not missing
@@ -132,30 +127,18 @@ class Evaluator:
 
     def _by_process(self, buckets: Sequence[int | None]) -> dict[int, float]:
         found = {}
-        for process, lookup in self._processes.items():
-            figures = [one for one in self._figures(lookup, buckets) if one is not None]
+        for process, model in self.model.processes.items():
+            figures = [one for one in self._figures(model, buckets) if one is not None]
             own = sum(step.weight * one.own for step, one in zip(self.steps, figures, strict=True))
             if own >= self._weight / 2:
                 found[process] = self._mean(figures)
         return found
 
-    def _figures(self, lookup: Lookup, buckets: Sequence[int | None]) -> list[StepFigure | None]:
-        return [lookup(s.requests, bucket, s.context_tokens) for s, bucket in zip(self.steps, buckets, strict=True)]
+    def _figures(self, model: LatencyModel, buckets: Sequence[int | None]) -> list[StepFigure | None]:
+        return [model.step(s.requests, bucket, s.context_tokens) for s, bucket in zip(self.steps, buckets, strict=True)]
 
     def _mean(self, figures: Sequence[StepFigure]) -> float:
         return sum(s.weight * one.us for s, one in zip(self.steps, figures, strict=True)) / self._weight
-
-
-def _lookup(model: LatencyModel) -> Lookup:
-    """The figure of a step of ``raw`` requests in a bucket (null: eager) at a context, looked up once."""
-
-    @cache
-    def lookup(raw: int, bucket: int | None, context_tokens: float) -> StepFigure | None:
-        if bucket is None:
-            return model.eager(raw, model.nearest_context(context_tokens))
-        return model.replay(raw, bucket, context_tokens)
-
-    return lookup
 
 
 def measured_candidates(
@@ -210,7 +193,7 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
     Where none is, but some gain in every process (``stats.Ratio.leans``), one of these is chosen: eager figures are a
     lower bound, so processes that agree on the sign and not on the size are no reason to serve without graphs. Of the
     lists that are faster than eager, those that the one with the least expected step is not faster than tie.
-    Among them the highest coverage wins, then the fewest bytes, then the expected step, then the fewest graphs.
+    Among them the highest coverage wins, then the fewest bytes, then the fewest graphs, then the expected step.
     Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
     to a server's slower eager path.
     """
@@ -226,7 +209,7 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
         waits = ((break_even_us(c, eager), c) for c in by_step)
         return Choice(eager, (), min(waits, key=lambda pair: math.inf if pair[0] is None else pair[0])[1])
     good = [c for c in paying if not ratio(paying[0], c).faster]
-    chosen = min(covering_most(good), key=lambda c: (c.graph_bytes, c.step_us, len(c.sizes), c.sizes))
+    chosen = min(covering_most(good), key=lambda c: (c.graph_bytes, len(c.sizes), c.step_us, c.sizes))
     ties = tuple(c for c in good if c is not chosen)
     others = (c for c in by_step if c.step_us < chosen.step_us or c.graph_bytes < chosen.graph_bytes)
     return Choice(chosen, ties, next(others, eager), within_noise)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from graphtune.engines.base import Engine, Flags, GraphPlan, Serving
+from graphtune.engines.base import Engine, Flags, GraphPlan, Padding, Serving
 from graphtune.tune.answer_words import price_of_limits, sentence
 from graphtune.tune.candidates import (
     Candidate,
@@ -20,7 +20,9 @@ from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.limits import Budgets, allowed, nearest_miss, too_little
 from graphtune.tune.list_answer import Lister
 from graphtune.tune.measurements import Measurements
+from graphtune.tune.memory_model import MemoryModel
 from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer, Status
+from graphtune.tune.solved_candidates import solved_candidates
 from graphtune.tune.workload import Workload
 
 
@@ -41,7 +43,7 @@ def answer_for(
         return replace(_nothing_fits(engine, message, most), status="partial"), ()
     evaluator = Evaluator(steps, of.model)
     padding = engine.dispatch.decode
-    lists = measured_candidates(evaluator, of.memory, padding, _largest_size(engine, of.serving))
+    lists = _candidates(evaluator, of.memory, padding, _largest_size(engine, of.serving))
     eager = eager_candidate(evaluator)
     if not of.distinguishes_eager:
         lists = covering_most(lists)  # where replay saves nothing, step times must not decide what runs eager
@@ -86,6 +88,16 @@ def _default(engine: Engine, evaluator: Evaluator, of: Measurements, listed: Lis
     sizes = engine.default_decode_sizes(of.device, of.serving)
     evaluation = evaluator.evaluate(sizes, engine.dispatch.decode_by_default or engine.dispatch.decode)
     return listed(Candidate(sizes, of.memory.cost(sizes, checked=False) if sizes else None, evaluation))
+
+
+def _candidates(
+    evaluator: Evaluator, memory: MemoryModel, padding: Padding, largest_size: int | None
+) -> tuple[Candidate, ...]:
+    """Measured lists and their prefixes, then what the solver finds beside them."""
+    measured = measured_candidates(evaluator, memory, padding, largest_size)
+    known = {candidate.sizes for candidate in measured}
+    solved = solved_candidates(evaluator, memory, padding, largest_size=largest_size)
+    return (*measured, *(candidate for candidate in solved if candidate.sizes not in known))
 
 
 def _has_figure(model: LatencyModel, step: Step) -> bool:

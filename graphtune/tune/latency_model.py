@@ -62,7 +62,7 @@ class LatencyModel:
 
     def contexts(self, execution: Execution = "graph") -> tuple[int, ...]:
         """Measured contexts in mean KV tokens per request, ascending."""
-        return tuple(sorted(context for run, context in self.table if run == execution))
+        return self._contexts[execution]
 
     def sizes(self, execution: Execution, context_tokens: int) -> tuple[int, ...]:
         """Sizes measured at exactly this context, ascending."""
@@ -106,6 +106,20 @@ class LatencyModel:
         figure = min((one for one in (figure, most) if one is not None), key=_us)
         return figure._replace(provenance="interpolated")
 
+    def step(self, raw_size: int, bucket: int | None, context_tokens: float) -> StepFigure | None:
+        """The step of ``raw_size`` requests of ``context_tokens`` each in ``bucket``, or eager where it is None.
+
+        Contexts outside the measured ones are answered by the nearest. Each is worked out once.
+        """
+        key = (raw_size, bucket, context_tokens)
+        if key not in self._steps:
+            self._steps[key] = (
+                self.eager(raw_size, self.nearest_context(context_tokens))
+                if bucket is None
+                else self.replay(raw_size, bucket, context_tokens)
+            )
+        return self._steps[key]
+
     def eager(self, raw_size: int, context_tokens: float) -> StepFigure | None:
         """The eager step at ``raw_size``, with the eager overhead added; None beyond what was measured."""
         figure = self._at("eager", raw_size, context_tokens)
@@ -124,6 +138,15 @@ class LatencyModel:
                 if (figure := _between(self._columns[execution, context], size)) is not None
             }
         return _between(self._by_size[key], context_tokens)
+
+    @cached_property
+    def _contexts(self) -> dict[Execution, tuple[int, ...]]:
+        runs: tuple[Execution, ...] = ("graph", "eager")
+        return {run: tuple(sorted(context for other, context in self.table if other == run)) for run in runs}
+
+    @cached_property
+    def _steps(self) -> dict[tuple[int, int | None, float], StepFigure | None]:
+        return {}
 
     @cached_property
     def _columns(self) -> dict[tuple[Execution, int], dict[int, StepFigure]]:

@@ -36,14 +36,15 @@ from graphtune.tune.workload import Workload, read_workload
 
 @dataclass(frozen=True)
 class Question:
-    """What a user asks of a sweep. ``gpu_mem`` and ``workload`` are as written on the command line.
+    """What a user asks of a sweep. ``gpu_mem`` and ``workload`` are as written on the command line, or ``workload`` is
+    the traffic itself.
 
     ``context_tokens`` null is the context that the sweep measured most sizes at; ``max_running_requests`` null is the
     largest measured size. ``engines`` empty is all of them.
     """
 
     gpu_mem: str | None = None
-    workload: str = "uniform"
+    workload: str | Workload = "uniform"
     context_tokens: int | None = None
     max_running_requests: int | None = None
     min_kv_tokens: int | None = None
@@ -69,7 +70,9 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
     gpu = gpu_of(question.gpu_mem, environment)
     limits = _limits(question, model)
     top = max(size for context in model.contexts() for size in model.sizes("graph", context))
-    workload = read_workload(question.workload, question.max_running_requests or top)
+    workload = question.workload
+    if isinstance(workload, str):
+        workload = read_workload(workload, question.max_running_requests or top)
     if question.max_running_requests is not None:
         workload = workload.up_to(question.max_running_requests)
         if not workload.decode:

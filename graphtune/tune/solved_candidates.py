@@ -1,8 +1,9 @@
-"""Candidate lists from the exact solver: the best sizes out of each list that a sweep captured.
+"""Candidate lists from the exact solver: the best sizes for each number of graphs.
 
-A shorter list is known to take at most the bytes of a measured list that contains it. So among the sizes of one
-measured list, bytes and seconds do not tell lists apart, and the best list for each number of graphs is the one with
-the least expected step.
+They are chosen out of each list that a sweep captured, and out of all sizes that it captured in any list. A shorter
+list is known to take at most the bytes of a measured list that contains it, so that among the sizes of one measured
+list bytes and seconds do not tell lists apart; a list that no measured one contains is a candidate where its bytes can
+be predicted.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import numpy as np
 from graphtune.engines.base import Padding
 from graphtune.tune.bucket_solver import MOST_GRAPHS, StepCosts, solve, step_costs
 from graphtune.tune.candidates import Candidate, Evaluator
-from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.memory_model import MemoryModel
 
 # Stands for a step that was not measured: no list that needs it can win, and none that does is kept.
 UNKNOWN_US = 1e9
+# Sums that differ by less are the same: the order in which they were added up must not decide.
+ROUNDING = 1e-9
 
 
 def solved_candidates(
     evaluator: Evaluator,
-    model: LatencyModel,
     memory: MemoryModel,
     padding: Padding,
     *,
@@ -31,26 +32,24 @@ def solved_candidates(
     largest_size: int | None = None,
     max_graphs: int = MOST_GRAPHS,
 ) -> tuple[Candidate, ...]:
-    """For each measured list and number of graphs the sizes with the least expected step, where one more graph helps.
+    """The sizes with the least expected step for each number of graphs, where one more graph helps.
 
     Only sizes whose outputs were checked and passed are used, none above ``largest_size``; equal sizes appear once.
     """
     found: dict[tuple[int, ...], Candidate] = {}
     usable = {
-        measured: tuple(
+        tuple(
             size
             for size in measured.list.sizes
             if measured.serves((size,)) and (largest_size is None or size <= largest_size)
         )
         for measured in memory.lists
     }
-    every = tuple(sorted({size for sizes in usable.values() for size in sizes}))
+    every = tuple(sorted({size for sizes in usable for size in sizes}))
     if not every or not evaluator.steps:
         return ()
-    raw, weights, graph, eager = _figures(evaluator, model, every)
-    for sizes in sorted(set(usable.values())):
-        if not sizes:
-            continue
+    raw, weights, graph, eager = _figures(evaluator, every)
+    for sizes in sorted({*usable, every} - {()}):
         columns = np.searchsorted(every, sizes)
         costs = step_costs(raw, weights, sizes, graph[:, columns], eager, padding=padding, cap_factor=cap_factor)
         for chosen in _best_of_each(costs, max_graphs):
@@ -66,17 +65,16 @@ def _best_of_each(costs: StepCosts, max_graphs: int) -> list[tuple[int, ...]]:
     best = solve(costs, max_graphs)
     lists, least = [], float("inf")
     for graphs in range(1, best.max_graphs + 1):
-        top = int(np.argmin(best.expected_us[graphs]))
-        if best.expected_us[graphs, top] < least:
-            least = float(best.expected_us[graphs, top])
-            lists.append(best.sizes(graphs, top))
+        expected = best.expected_us[graphs]
+        if expected.min() < least * (1 - ROUNDING):
+            least = float(expected.min())
+            lists.append(best.sizes(graphs, int(np.argmax(expected <= least * (1 + ROUNDING)))))
     return lists
 
 
-def _figures(
-    evaluator: Evaluator, model: LatencyModel, sizes: tuple[int, ...]
-) -> tuple[list[int], list[float], np.ndarray, list[float]]:
+def _figures(evaluator: Evaluator, sizes: tuple[int, ...]) -> tuple[list[int], list[float], np.ndarray, list[float]]:
     """Raw sizes, their weights, and the mean step over their contexts in each size (n, m) and eager (n)."""
+    model = evaluator.model
     by_raw = defaultdict(list)
     for step in evaluator.steps:
         by_raw[step.requests].append(step)
@@ -88,8 +86,8 @@ def _figures(
         contexts = [(step.context_tokens, step.weight / weights[row]) for step in by_raw[requests]]
         for column, size in enumerate(sizes):
             if size >= requests:
-                figures = [(model.replay(requests, size, context), share) for context, share in contexts]
+                figures = [(model.step(requests, size, context), share) for context, share in contexts]
                 graph[row, column] = sum(UNKNOWN_US if one is None else one.us * share for one, share in figures)
-        alone = [(model.eager(requests, model.nearest_context(context)), share) for context, share in contexts]
+        alone = [(model.step(requests, None, context), share) for context, share in contexts]
         eager.append(sum(UNKNOWN_US if one is None else one.us * share for one, share in alone))
     return raw, weights, graph, eager

@@ -36,7 +36,8 @@ def uneven_sweep(seed: int, processes: int, pace: float, disturbed: float) -> Sw
         for (size, context, run), us in base.items():
             us *= rng.uniform(0.98, 1.02) * (pace if process == 1 else 1.0)
             one = point(size, context, "graph" if run == "graph" else "eager", us, gpu_us=us / 2)
-            flags = ("host slowed down 1.8x",) if rng.random() < disturbed else ()
+            compared = (size, context) == (1, 256)  # so that all processes have a point in common
+            flags = ("host slowed down 1.8x",) if rng.random() < disturbed and not compared else ()
             assert one.step_us is not None
             points.append(replace(one, step_us=replace(one.step_us, flags=flags)))
         cells.append(cell_result(lists, points, process=process))
@@ -105,7 +106,7 @@ def test_processes_that_disagree_about_everything_but_the_ratio_still_agree() ->
     second = replace(slow.cells[0], cell={**slow.cells[0].cell, "process": 2})
     question = Question(workload="steady 4", engines=("sglang",))
     answer = recommend(sweep([fast.cells[0], second]), question).engine("sglang")
-    assert answer.decode is not None and answer.decode.capture_sizes == (1, 2, 4)
+    assert answer.decode is not None and answer.decode.capture_sizes == (4,)
     assert answer.eager is not None and answer.eager.chosen_over_this is not None
     assert answer.eager.chosen_over_this.by_process == pytest.approx((1 / 1.04, 1.8 / 1.88))
 
@@ -117,7 +118,7 @@ def test_a_gain_that_every_process_shows_is_no_reason_to_serve_without_graphs() 
     less = small_sweep((1, 2, 4), graph_us=graph, eager_us=[us * 1.06 for us in graph])
     second = replace(less.cells[0], cell={**less.cells[0].cell, "process": 2})
     answer = recommend(sweep([good.cells[0], second]), Question(engines=("sglang",))).engine("sglang")
-    assert answer.decode is not None and answer.decode.capture_sizes == (1, 2, 4)
+    assert answer.decode is not None and answer.decode.coverage == 1.0
     assert "no list gains more than the noise, 17.5%, but every process shows a gain" in answer.message
 
 
@@ -132,8 +133,8 @@ def test_a_gain_that_one_process_does_not_show_does_not_pay() -> None:
 
 
 def test_what_the_limits_cost_is_said() -> None:
-    answer = recommend(SPARSE, Question(max_graphs=2, engines=("vllm",))).engine("vllm")
-    assert "without the limits 6 sizes, 1 to 32 would take 5.96 ms" in answer.message
+    answer = recommend(SPARSE, Question(max_graphs=1, engines=("vllm",))).engine("vllm")
+    assert "without the limits 3 sizes, 8 to 32 would take 5.98 ms" in answer.message
     assert "without the limits" not in recommend(SPARSE, Question(engines=("vllm",))).engine("vllm").message
 
 
@@ -142,7 +143,7 @@ def test_steps_that_eager_serves_as_fast_are_told_from_steps_without_a_list() ->
     of = small_sweep((1, 2, 4), graph_us=[1000.0, 1010.0, 4000.0], eager_us=[3000.0, 3010.0, 3020.0], processes=2)
     found = codes(checked(recommend(of, Question(engines=("sglang",)))))
     assert "eager_is_as_fast" in found and "steps_run_eager" not in found
-    cut = recommend(small_sweep((1, 2, 4), processes=2), Question(engines=("sglang",), max_graphs=2))
+    cut = recommend(small_sweep((1, 2, 4), processes=2, failing=(4,)), Question(engines=("sglang",)))
     assert "steps_run_eager" in codes(checked(cut)) and "eager_is_as_fast" not in codes(checked(cut))
 
 

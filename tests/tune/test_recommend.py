@@ -15,7 +15,7 @@ from graphtune.results import CaptureList
 from graphtune.stats import Ratio
 from graphtune.tune.candidates import bucket_for
 from graphtune.tune.recommend import Question, recommend
-from graphtune.tune.workload import steady, uniform
+from graphtune.tune.workload import DecodeShare, Workload, steady, uniform
 from tests.synthetic import (
     MIB,
     SGLANG_LIST,
@@ -105,21 +105,23 @@ def inverse(of: Ratio) -> Ratio:
 
 def test_expected_step_of_uniform_traffic_by_hand() -> None:
     """Sizes 1, 2, 4 at 1010, 1020, 1040 us; the step of 3 requests is padded to 4."""
-    answer = recommend(small_sweep((1, 2, 4)), Question(engines=("sglang",))).engine("sglang")
+    slower = [1010.0, 1100.0, 1540.0]
+    of = small_sweep((1, 2, 4), graph_us=slower, eager_us=[us + 2000 for us in slower])
+    answer = recommend(of, Question(engines=("sglang",))).engine("sglang")
     assert answer.decode is not None and answer.eager is not None
     assert answer.decode.capture_sizes == (1, 2, 4)
-    assert answer.decode.expected_step_us == pytest.approx((1010 + 1020 + 1040 + 1040) / 4)
+    assert answer.decode.expected_step_us == pytest.approx((1010 + 1100 + 1540 + 1540) / 4)
     assert answer.decode.coverage == 1.0
     assert answer.decode.padding_waste == pytest.approx(1 / 11)
     assert answer.decode.expected_step_from == "interpolated"
     assert answer.decode.graph_bytes == 92 * MIB and answer.decode.graph_bytes_from == "measured"
-    assert answer.eager.expected_step_us == pytest.approx((3010 + 3020 + 3030 + 3040) / 4)
+    assert answer.eager.expected_step_us == pytest.approx((3010 + 3100 + 3320 + 3540) / 4)
 
 
-def test_a_prefix_takes_the_bytes_of_the_whole_list_as_a_bound() -> None:
+def test_a_shorter_list_takes_the_bytes_of_the_measured_one_as_a_bound() -> None:
     answer = recommend(small_sweep((1, 2, 4, 8)), Question(max_graphs=2, engines=("sglang",))).engine("sglang")
     assert answer.decode is not None
-    assert answer.decode.capture_sizes == (1, 2)
+    assert answer.decode.capture_sizes == (4, 8)
     assert (answer.decode.graph_bytes, answer.decode.graph_bytes_from) == (93 * MIB, "bound")
     assert answer.decode.capture_s_from == "bound" and answer.decode.graph_bytes_interval is None
 
@@ -128,7 +130,7 @@ def test_a_size_that_failed_the_gate_is_never_recommended() -> None:
     of = small_sweep((1, 2, 4, 8), failing=(4,))
     answer = recommend(of)
     for one in answer.engines:
-        assert one.decode is not None and one.decode.capture_sizes == (1, 2)
+        assert one.decode is not None and set(one.decode.capture_sizes) <= {1, 2, 8}
     assert "gate_failed" in codes(checked(answer))
 
 
@@ -156,22 +158,36 @@ def test_eager_overhead_makes_graphs_pay() -> None:
     same = [1000.0, 1010.0, 1020.0]
     of = small_sweep((1, 2, 4), graph_us=same, eager_us=same)
     answer = recommend(of, Question(eager_overhead_us=500.0)).engine("sglang")
-    assert answer.decode is not None and answer.decode.capture_sizes == (1, 2, 4)
+    assert answer.decode is not None and answer.decode.coverage == 1.0
     assert answer.eager is not None
     assert answer.eager.expected_step_us == pytest.approx((1000 + 1010 + 1015 + 1020) / 4 + 500)
 
 
 def test_more_than_noise_is_needed_to_pay_for_bytes() -> None:
-    """A dense list that is faster by less than the noise loses to a sparse one with fewer bytes."""
+    """A dense list that is faster by less than the noise loses to a sparse one with fewer bytes, and that to one with
+    as many bytes and fewer graphs."""
     dense = captured_list(CaptureList("dense", "decode", "full", (1, 2, 3, 4)), first_bytes=900 * MIB)
-    thin = captured_list(CaptureList("thin", "decode", "full", (1, 2, 4)), first_bytes=90 * MIB)
+    thin = captured_list(CaptureList("thin", "decode", "full", (2, 4)), first_bytes=90 * MIB)
     graph = {1: 1000.0, 2: 1001.0, 3: 1002.0, 4: 1003.0}
     points = [point(s, c, "graph", us) for s, us in graph.items() for c in (64, 1024)]
     points += [point(s, c, "eager", 3000.0) for s in graph for c in (64, 1024)]
     answer = recommend(sweep([cell_result([dense, thin], points)]), Question(engines=("vllm",))).engine("vllm")
-    assert answer.decode is not None and answer.decode.capture_sizes == (1, 2, 4)
-    assert (1, 2, 3, 4) in [tie.capture_sizes for tie in answer.ties]
+    assert answer.decode is not None and answer.decode.capture_sizes == (4,)
+    assert answer.decode.bytes_of_list == "thin"
+    assert {(2, 4), (1, 2, 3, 4)} <= {tie.capture_sizes for tie in answer.ties}
     assert answer.runner_up is not None and answer.runner_up.capture_sizes == (1, 2, 3, 4)
+
+
+def test_the_solver_finds_lists_that_no_sweep_captured() -> None:
+    """Nobody captured 3 and 8 alone, and no prefix of what was captured is as good."""
+    of = small_sweep(tuple(range(1, 9)), graph_us=[1000.0 * size for size in range(1, 9)], eager_us=[9000.0] * 8)
+    shares = {3: 0.6, 8: 0.4}
+    question = Question(workload="uniform", max_graphs=2, engines=("sglang",))
+    traffic = Workload(tuple(DecodeShare(n, share) for n, share in shares.items()), (), 8, None, "two", "per_step")
+    answer = recommend(of, replace(question, workload=traffic)).engine("sglang")
+    assert answer.decode is not None and answer.decode.capture_sizes == (3, 8)
+    assert answer.decode.expected_step_us == pytest.approx(0.6 * 3000 + 0.4 * 8000)
+    assert answer.decode.expected_step_from == "measured" and answer.decode.graph_bytes_from == "bound"
 
 
 def test_the_default_list_is_the_engines_own_on_the_same_traffic() -> None:

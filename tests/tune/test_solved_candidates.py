@@ -47,7 +47,7 @@ def test_no_subset_of_a_measured_list_is_better(padding: Padding, seed: int) -> 
     model, memory = measured(SIZES, (1, 4, 16))
     evaluator = Evaluator(some_steps(seed), model)
     for most in (1, 2, 3, 7):
-        found = solved_candidates(evaluator, model, memory, padding, max_graphs=most)
+        found = solved_candidates(evaluator, memory, padding, max_graphs=most)
         every = [evaluator.evaluate(some, padding) for k in range(1, most + 1) for some in combinations(SIZES, k)]
         least = min(one.expected_step_us for one in every if one.expected_step_us is not None)
         assert min(candidate.step_us for candidate in found) == pytest.approx(least)
@@ -57,7 +57,7 @@ def test_no_subset_of_a_measured_list_is_better(padding: Padding, seed: int) -> 
 
 def test_bytes_are_those_of_the_smallest_list_that_contains_them() -> None:
     model, memory = measured(SIZES, (1, 4, 16))
-    found = solved_candidates(Evaluator(some_steps(1), model), model, memory, "always")
+    found = solved_candidates(Evaluator(some_steps(1), model), memory, "always")
     for candidate in found:
         assert candidate.cost == memory.cost(candidate.sizes)
     assert {candidate.cost.provenance for candidate in found if candidate.cost} == {"measured", "bound"}
@@ -65,12 +65,12 @@ def test_bytes_are_those_of_the_smallest_list_that_contains_them() -> None:
 
 def test_sizes_that_failed_or_are_too_large_are_not_used() -> None:
     model, memory = measured(SIZES, failing=(8,))
-    found = solved_candidates(Evaluator(some_steps(2), model), model, memory, "always", largest_size=12)
+    found = solved_candidates(Evaluator(some_steps(2), model), memory, "always", largest_size=12)
     used = {size for candidate in found for size in candidate.sizes}
     assert used and 8 not in used and max(used) <= 12
 
 
 def test_without_lists_or_steps_there_is_nothing_to_solve() -> None:
     model, memory = measured(SIZES)
-    assert solved_candidates(Evaluator([], model), model, memory, "always") == ()
-    assert solved_candidates(Evaluator(some_steps(3), model), model, MemoryModel((), ()), "always") == ()
+    assert solved_candidates(Evaluator([], model), memory, "always") == ()
+    assert solved_candidates(Evaluator(some_steps(3), model), MemoryModel((), ()), "always") == ()

@@ -95,11 +95,8 @@ def in_steps(
         )
     shares, unknown = [], set()
     for share in workload.decode:
-        context = model.nearest_context(share.mean_kv_tokens or model.main_context)
         bucket = share.requests if captured is None else bucket_for(share.requests, captured, "always")
-        figure = (
-            model.eager(share.requests, context) if bucket is None else model.replay(share.requests, bucket, context)
-        )
+        figure = model.step(share.requests, bucket, share.mean_kv_tokens or model.main_context)
         if figure is None:
             unknown.add(share.requests)
         else:
