@@ -95,13 +95,15 @@ class AllocationTrace:
 
     ``pool``: requests of the graph pool, after ``room_bytes`` that were taken and given back at once at the start of
     the pool. ``beside``: requests of torch's own pool meanwhile, warm-ups included (empty on the CPU). ``holes`` are
-    the free blocks that torch's pool had before, as (bytes, how many).
+    the free blocks that torch's pool had before, as (bytes, how many). ``shared_output_bytes`` is a buffer that all
+    sizes of a list share and that the largest one needs in full; it is not among the requests.
     """
 
     room_bytes: int
     pool: tuple[EventRun, ...]
     beside: tuple[EventRun, ...] = ()
     holes: tuple[tuple[int, int], ...] = ()
+    shared_output_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,10 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where and with what a cell ran. Never a host name, user name or path."""
+    """Where and with what a cell ran. Never a host name, user name or path.
+
+    ``commit`` is that of the code under test, as the sweep was told or found it.
+    """
 
     device: Literal["cuda", "cpu"]
     graph_mechanism: Literal["cuda_graph", "tape"]
@@ -275,6 +280,7 @@ class Environment:
     throttle_reasons: tuple[str, ...] = ()
     other_processes: int | None = None
     launch_cost_us: float | None = None
+    commit: str | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
+from graphtune.commit import COMMIT_VARIABLE
 from graphtune.console import Progress
 from graphtune.device import Device
 from graphtune.errors import GraphtuneError, InputError
@@ -47,13 +48,14 @@ RESUME = "Free some space; the same command resumes."
 class SweepOptions:
     """How to go about it: start anew, run failed cells again, start no cell that would end after so many seconds.
 
-    ``worker`` is the command of another worker than graphtune's.
+    ``commit`` is that of the code under test. ``worker`` is the command of another worker than graphtune's.
     """
 
     fresh: bool = False
     retry_failed: bool = False
     time_budget_s: float | None = None
     cell_timeout_s: float = 1800.0
+    commit: str | None = None
     worker: Sequence[str] | None = None
 
 
@@ -183,10 +185,21 @@ class _Sweep:
         if stored is not None:
             self.outcome.notes += stored.notes[len(writer.run.notes) :]
             self.outcome.findings += [f"{CELLS_FILE}:{line}: damaged line left out" for line in stored.damaged_lines]
+            self._note_commits(stored)
         self.started = time.monotonic()
         self.last_s = 0.0
         self.spent_s = 0.0
         self.foreseen_s = 0.0
+
+    def _note_commits(self, stored: Sweep) -> None:
+        """Cells of several commits in one sweep are no error, but one figure of it may then be of two codes."""
+        before = {cell.environment.commit for cell in stored.cells if cell.environment is not None} - {None}
+        others = sorted(str(commit) for commit in before if commit != self.options.commit)
+        if others:
+            self.outcome.notes.append(
+                f"cells stored before are of commit {', '.join(others)}, this one is "
+                f"{self.options.commit or 'not known'}; --fresh measures all of them again"
+            )
 
     def run(self) -> SweepOutcome:
         self._adopt()
@@ -259,7 +272,7 @@ class _Sweep:
                 cell_file,
                 result_file,
                 log_file,
-                environment=self.device.environment,
+                environment={**self.device.environment, COMMIT_VARIABLE: self.options.commit or ""},
                 timeout_s=self.options.cell_timeout_s,
                 on_stage=self.progress.stage,
             )

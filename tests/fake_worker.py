@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from graphtune.commit import COMMIT_VARIABLE
 from graphtune.plan import Cell
 from graphtune.results import CapturedList, CaptureList, CellResult, GateCheck, Point, Samples
 from graphtune.worker.guard import die_with_parent
@@ -31,6 +32,7 @@ def main() -> int:
     folder = Path(os.environ[FOLDER])
     with (folder / "started").open("a") as started:
         started.write(f"{name}\n")
+    (folder / "commit").write_text(os.environ.get(COMMIT_VARIABLE, "not set"))
     behaviour = next((file.read_text() for file in (folder / name, folder / "default") if file.exists()), "ok")
     print(json.dumps({"stage": "capture", "done": 1, "total": 2}), flush=True)
     print("a line that is not progress", flush=True)

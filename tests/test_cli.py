@@ -98,6 +98,7 @@ def test_rounds_overrides_and_budget_reach_the_sweep(fake: Path, tmp_path: Path)
         ((QUICKSTART, "--device", "gpu"), "graphtune: --device: 'gpu' is not a device"),
         ((QUICKSTART, "--time-budget", "10"), "graphtune: --time-budget: '10' is not a duration"),
         ((ROOT / "recipes/llama-3.1-8b.yaml", "--device", "cpu"), "model: a cell takes about "),
+        ((QUICKSTART, "--device", "cpu", "--commit", "../secret"), "--commit: '../secret' is not the name of a commit"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_2(fake: Path, tmp_path: Path, arguments: Any, message: str) -> None:
@@ -120,6 +121,13 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     plan = json.loads(run("sweep", QUICKSTART, "--device", "cpu", "--dry-run", "--json").stdout)
     assert [cell["purpose"] for cell in plan["cells"]] == ["main", "main"]
     assert all(cell["expected_s"] > 0 and cell["expected_bytes"] > 0 for cell in plan["cells"])
+
+
+def test_a_dry_run_of_what_this_machine_cannot_hold_says_so_below_the_plan(tmp_path: Path) -> None:
+    shown = run("sweep", ROOT / "recipes/llama-3.1-8b.yaml", "--device", "cpu", "--out", tmp_path / "out", "--dry-run")
+    assert shown.exit_code == 2
+    assert "processes, about" in shown.stdout
+    assert "model: a cell takes about " in shown.stderr and "this machine has" in shown.stderr
 
 
 def test_recipe_writes_what_sweep_reads(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ import pytest
 from graphtune.errors import InputError
 from graphtune.store import CELLS_FILE, encode_result, read_sweep
 from tests.fake_worker import FOLDER, RECIPE, Silent, cells_of, result_of, run_made_up
+from tests.synthetic import environment
 
 MAIN_1, MAIN_2, CONTROL = "main-1-2", "main-2-2", "control-1-1"
 
@@ -113,6 +114,20 @@ def test_a_hang_is_stopped_and_what_it_measured_is_kept(behave: Callable[..., Pa
     assert len(hung.captured_lists) == 1
     assert not alive(int((folder / "pid").read_text()))
     assert statuses(out) == ["timeout", "ok", "ok"]
+
+
+def test_the_commit_goes_to_the_worker_and_cells_of_others_are_named(
+    behave: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, out = behave(), tmp_path / "out"
+    run_made_up(out, commit="abc1234")
+    assert (folder / "commit").read_text() == "abc1234"
+    results = read_sweep(out).cells
+    measured = [replace(one, environment=replace(environment("cpu"), commit="abc1234")) for one in results]
+    (out / CELLS_FILE).write_text("".join(f"{encode_result(one)}\n" for one in measured))
+    assert run_made_up(out, commit="abc1234").notes == []
+    (note,) = run_made_up(out, commit="def5678").notes
+    assert "commit abc1234, this one is def5678; --fresh" in note
 
 
 def test_failed_cells_run_again_only_when_asked(behave: Callable[..., Path], tmp_path: Path) -> None:

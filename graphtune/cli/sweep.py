@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from graphtune.device import Device
     from graphtune.plan import Plan
     from graphtune.recipe import LoadedRecipe
-    from graphtune.sweep import SweepOutcome
+    from graphtune.sweep import SweepOptions, SweepOutcome
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
@@ -39,6 +39,15 @@ def sweep(
         list[str] | None,
         typer.Option("--set", help="Override a key, for example measure.noise=0.05.", metavar="KEY=VALUE"),
     ] = None,
+    commit: Annotated[
+        str | None,
+        typer.Option(
+            help="Commit of the code under test. [default: GRAPHTUNE_COMMIT, else that of the folder you are in]",
+            envvar="GRAPHTUNE_COMMIT",
+            show_envvar=False,
+            show_default=False,
+        ),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
 ) -> None:
     """Measure what a recipe asks for.
@@ -46,13 +55,16 @@ def sweep(
     Captures and times the model's graphs under the recipe's lists and settings, each in a process of its own. Running
     the same command again resumes: cells that are measured are not measured again.
     """
+    from graphtune.commit import checked_commit, commit_here
     from graphtune.device import choose_device
     from graphtune.planner import plan_sweep
     from graphtune.recipe import load_recipe
+    from graphtune.sweep import SweepOptions
     from graphtune.units import parse_duration_s
 
     loaded = load_recipe(recipe, set_ or ())
     budget_s = parse_duration_s(time_budget, where="--time-budget") if time_budget else None
+    tested = checked_commit(commit, "--commit") if commit else commit_here(Path())
     chosen = choose_device(device)
     plan = plan_sweep(loaded, device=chosen.kind, device_facts=chosen.facts, processes=rounds)
     folder = out or Path("reports") / f"{loaded.recipe.name}-{chosen.slug}"
@@ -62,23 +74,17 @@ def sweep(
         typer.echo(f"left out: {skip.what}: {skip.reason}", err=True)
     if dry_run:
         typer.echo(_plan_json(plan, loaded) if json_ else _plan_table(plan, loaded, chosen, folder))
-        return
     _refuse_too_large(plan, loaded, chosen)
-    outcome = _run(plan, loaded, chosen, folder, _options(loaded, fresh, retry_failed, budget_s))
-    _report(outcome)
+    if not dry_run:
+        options = SweepOptions(fresh, retry_failed, budget_s, loaded.recipe.limits.cell_timeout_s, tested)
+        _report(_run(plan, loaded, chosen, folder, options))
 
 
 def register(app: typer.Typer) -> None:
     app.command("sweep")(sweep)
 
 
-def _options(loaded: LoadedRecipe, fresh: bool, retry_failed: bool, budget_s: float | None) -> Any:
-    from graphtune.sweep import SweepOptions
-
-    return SweepOptions(fresh, retry_failed, budget_s, loaded.recipe.limits.cell_timeout_s)
-
-
-def _run(plan: Plan, loaded: LoadedRecipe, device: Device, folder: Path, options: Any) -> SweepOutcome:
+def _run(plan: Plan, loaded: LoadedRecipe, device: Device, folder: Path, options: SweepOptions) -> SweepOutcome:
     from graphtune.console import progress_on
     from graphtune.estimate import expected_seconds
     from graphtune.sweep import run_sweep

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from graphtune.compare.model import Comparison, Kind, Row
 from graphtune.units import format_bytes, format_duration_s, format_us
 
@@ -43,9 +45,15 @@ def title(comparison: Comparison) -> str:
 
 
 def side_text(comparison: Comparison, *, base: bool) -> str:
-    """Path, date and number of processes of a side."""
+    """Path, date, number of processes and commit of a side."""
     side = comparison.base if base else comparison.new
-    return f"{side.path} ({side.date}, {side.processes} process{'' if side.processes == 1 else 'es'})"
+    commit = f", commit {short_commit(side.commit)}" if side.commit else ""
+    return f"{side.path} ({side.date}, {side.processes} process{'' if side.processes == 1 else 'es'}{commit})"
+
+
+def short_commit(name: str) -> str:
+    """Hashes cut to twelve digits; other names as they are."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,52}\b", r"\1", name)
 
 
 def omissions(comparison: Comparison) -> str | None:

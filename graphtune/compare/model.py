@@ -91,7 +91,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two sweeps."""
+    """One of the two sweeps. ``commit`` is that of the code under test, where it is known."""
 
     path: str
     recipe_name: str
@@ -100,6 +100,7 @@ class Side:
     driver: str | None
     date: str
     processes: int
+    commit: str | None = None
 
 
 class Change(NamedTuple):

@@ -30,6 +30,8 @@ ALONE = (
 UNCLEAR = "the interval holds both a change and none; more processes (--rounds) narrow it"
 READINGS = ("clock_mhz_before", "clock_mhz_after", "throttle_reasons", "other_processes", "launch_cost_us")
 """Fields of an environment that are measured, so they differ from process to process."""
+OF_SIDES = ("device_name", "driver", "commit")
+"""Fields that are told with each side."""
 
 
 def read_comparable(path: Path) -> Sweep:
@@ -223,6 +225,7 @@ def _side(sweep: Sweep) -> Side:
         driver=" and ".join(drivers) if drivers else None,
         date=(sweep.finished_at or sweep.started_at)[:10],
         processes=len(processes),
+        commit=" and ".join(sorted(_facts(sweep)["commit"])) or None,
     )
 
 
@@ -232,6 +235,7 @@ def _facts(sweep: Sweep) -> dict[str, set[str]]:
         "device": {environment.device_name for environment in environments} or {sweep.device_name},
         "driver": {environment.driver for environment in environments if environment.driver is not None},
         "model": {_model_text(cell) for cell in sweep.cells},
+        "commit": {environment.commit for environment in environments if environment.commit is not None},
     }
 
 
@@ -295,7 +299,7 @@ def _environment_changes(base: Sequence[CellResult], new: Sequence[CellResult]) 
         values: dict[str, set[str]] = defaultdict(set)
         for cell in cells:
             facts = asdict(cell.environment) if cell.environment is not None else {}
-            facts = {key: value for key, value in facts.items() if key not in (*READINGS, "device_name", "driver")}
+            facts = {key: value for key, value in facts.items() if key not in (*READINGS, *OF_SIDES)}
             if cell.model is not None:
                 facts |= {key: getattr(cell.model, key) for key in ("attention_kernels", "layer_kernels")}
             for key, value in facts.items():

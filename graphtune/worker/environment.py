@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from graphtune import __version__
+from graphtune.commit import COMMIT_VARIABLE
 from graphtune.results import Environment
 from graphtune.worker.nvml import Gpu
 
@@ -34,6 +35,7 @@ def read_environment(gpu: Gpu | None) -> Environment:
         nvml_total_bytes=None,
         cuda_total_bytes=None,
         compute_capability=None,
+        commit=os.environ.get(COMMIT_VARIABLE) or None,
         allocator_settings=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
     )
     if gpu is None:
