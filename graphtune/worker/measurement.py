@@ -24,8 +24,10 @@ from graphtune.results import (
     Status,
     Timeline,
 )
+from graphtune.worker.allocations import allocation_recorder
 from graphtune.worker.engine import Engine
 from graphtune.worker.gate import check_list
+from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.launches import trace_step
 from graphtune.worker.memory import Ledger, device_bytes, in_torch, outside_torch
 from graphtune.worker.nvml import Gpu, PeakSampler
@@ -143,7 +145,11 @@ class Measurement:
         with ExitStack() as stack, _timed(self.seconds, "capture"):
             sampler = stack.enter_context(PeakSampler(self.gpu)) if self.gpu else None
             used_before = self.gpu.used_bytes() if self.gpu else 0
+            alone = self.cell.purpose == "memory" and total == 1
+            recorder = allocation_recorder(backend) if alone else None
             for done, (size, outcome) in enumerate(runner.capture(), start=1):
+                captured = not isinstance(outcome, CaptureFailure)
+                trace = recorder.take(ShapeKey(size)) if recorder and captured else None
                 # Torch keeps what the warm-ups took until the mark empties its cache, so this reading holds their peak.
                 peak = sampler.take() - used_before if sampler else None
                 mark = self.ledger.mark("capture", list_index=index, size=size, pool_bytes=backend.pool_bytes())
@@ -163,6 +169,7 @@ class Measurement:
                         nodes=outcome.nodes,
                         segments=outcome.segments,
                         key=str(size),
+                        trace=trace,
                     )
                 )
                 previous = mark

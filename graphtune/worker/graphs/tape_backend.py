@@ -76,6 +76,13 @@ class TapeBackend(GraphBackend):
     def replay(self, key: ShapeKey) -> torch.Tensor:
         return self._tapes[key].replay()
 
+    @property
+    def pool(self) -> BytePool:
+        """The pool of what was captured; RuntimeError before the first session."""
+        if self._pool is None:
+            raise RuntimeError("there is no pool before capture_session()")
+        return self._pool
+
     def pool_bytes(self) -> int:
         return 0 if self._pool is None else self._pool.bytes()
 

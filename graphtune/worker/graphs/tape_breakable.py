@@ -71,6 +71,13 @@ class TapeBreakable(BreakableBackend):
         escaped = (f"tensor that outlives its recording, {made}" for made in tape.escaped())
         return (*unowned, *escaped)
 
+    @property
+    def pool(self) -> BytePool:
+        """The pool of what was captured; RuntimeError before the first session."""
+        if self._pool is None:
+            raise RuntimeError("there is no pool before capture_session()")
+        return self._pool
+
     def pool_bytes(self) -> int:
         return 0 if self._pool is None else self._pool.bytes()
 

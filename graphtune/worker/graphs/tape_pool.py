@@ -57,6 +57,8 @@ class BytePool:
         self.segment_bytes = segment_bytes
         self.peak = 0
         """Most bytes ever in use at once."""
+        self.history: list[tuple[int, int]] = []
+        """Every request as (address, bytes) and every free, as the pool learns of it, as (address, 0)."""
         self._segments: list[Segment] = []
         self._in_use = 0
         # Blocks die wherever their last tensor dies, in the middle of allocate() or on another thread.
@@ -72,6 +74,7 @@ class BytePool:
         segment.take(start, size)
         self._in_use += size
         self.peak = max(self.peak, self._in_use)
+        self.history.append((segment.address + start, nbytes))
         block = segment.memory[start : start + nbytes]
         weakref.finalize(block, self._returned.append, (segment, start, start + size)).atexit = False
         return block
@@ -122,6 +125,7 @@ class BytePool:
         while self._returned:
             segment, start, stop = self._returned.popleft()
             segment.give(start, stop)
+            self.history.append((segment.address + start, 0))
             self._in_use -= stop - start
 
 
