@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from graphtune.compare.growth import graph_growth
-from graphtune.compare.intervals import Interval, Pair, intervals
-from graphtune.compare.model import Change, Comparison, Row, Side, Verdict, What
-from graphtune.compare.observation import TIMES, Observation, names, observe
+from graphtune.compare.model import Change, Comparison, Kind, Side
+from graphtune.compare.observation import TIMES, observe
+from graphtune.compare.rows import compare_observations
 from graphtune.compare.thresholds import Thresholds
 from graphtune.errors import InputError
 from graphtune.results import CellResult
 from graphtune.stats import Time
 from graphtune.store import CELLS_FILE, Sweep, read_sweep
-from graphtune.units import format_bytes
 
 ALLOWED = ("device", "driver", "model")
 """What two sweeps must share unless told otherwise."""
@@ -27,7 +25,6 @@ ALLOWED = ("device", "driver", "model")
 ALONE = (
     "one process on each side, so nothing shows how far processes disagree: sweep with --rounds 3 or more on both sides"
 )
-UNCLEAR = "the interval holds both a change and none; more processes (--rounds) narrow it"
 READINGS = ("clock_mhz_before", "clock_mhz_after", "throttle_reasons", "other_processes", "launch_cost_us")
 """Fields of an environment that are measured, so they differ from process to process."""
 OF_SIDES = ("device_name", "driver", "commit")
@@ -65,153 +62,23 @@ def compare_sweeps(
     """
     thresholds = thresholds or Thresholds()
     allowed = _differences(base, new, allow)
-    found_base, found_new = observe(base.cells, times), observe(new.cells, times)
-    flagged = sum(seen.flagged for found in (found_base, found_new) for seen in found.values())
-    measured = {what for found in (found_base, found_new) for what, seen in found.items() if seen.by_process}
-    whats = sorted(measured, key=lambda what: what.sort_key)
-    nothing = Observation()
-    pairs = [(found_base.get(what, nothing), found_new.get(what, nothing)) for what in whats]
-    labels = [one.label or other.label for one, other in pairs]
-    shown = names(list(zip(whats, labels, strict=True)))
-    kept = [i for i, name in enumerate(shown) if not ((rule := thresholds.rule_for(name)) and rule.ignore)]
-    tests = {whats[i]: pair for i in kept if (pair := _pair(*pairs[i])) is not None}
-    bounds = _intervals(tests, thresholds.confidence)
     on_gpu = "cuda" in (base.device, new.device)
-    floor = thresholds.memory_floor_bytes if on_gpu else 0
-    rows = [
-        _row(
-            whats[i], shown[i], *pairs[i], bounds.get(whats[i]), thresholds.tolerance_of(whats[i].kind, shown[i]), floor
-        )
-        for i in kept
-    ]
+    floors: dict[Kind, float] = {"memory": thresholds.memory_floor_bytes} if on_gpu else {}
+    found = compare_observations(
+        observe(base.cells, times), observe(new.cells, times), thresholds, floors=floors, alone=ALONE
+    )
     return Comparison(
         base=_side(base),
         new=_side(new),
         confidence=thresholds.confidence,
-        tested=sum(interval is not None for interval in bounds.values()),
-        rows=tuple(rows),
+        tested=found.tested,
+        rows=found.rows,
         changes=(*allowed, *_environment_changes(base.cells, new.cells)),
         growth=graph_growth(base.cells, new.cells),
         notes=_notes(base, new),
-        flagged=flagged,
-        ignored=len(whats) - len(kept),
+        flagged=found.flagged,
+        ignored=found.ignored,
     )
-
-
-def _pair(base: Observation, new: Observation) -> Pair | None:
-    """What the statistics get; None where a side is lacking, a value has no logarithm, or there is nothing to ask."""
-    values = (*base.by_process.values(), *new.by_process.values())
-    if not base.by_process or not new.by_process or min(values) <= 0 or _equal(base, new):
-        return None
-    logs = [{process: math.log(v) for process, v in side.by_process.items()} for side in (base, new)]
-    return Pair(*logs)
-
-
-def _equal(base: Observation, new: Observation) -> bool:
-    """The same figures on both sides, whichever process measured them."""
-    return sorted(base.by_process.values()) == sorted(new.by_process.values())
-
-
-def _intervals(tests: Mapping[What, Pair], confidence: float) -> dict[What, Interval | None]:
-    groups: dict[str, list[What]] = defaultdict(list)
-    for what in tests:
-        groups[what.group].append(what)
-    found = intervals({name: [tests[what] for what in whats] for name, whats in groups.items()}, confidence)
-    return {what: one for name, whats in groups.items() for what, one in zip(whats, found[name], strict=True)}
-
-
-def _row(
-    what: What,
-    name: str,
-    base: Observation,
-    new: Observation,
-    interval: Interval | None,
-    tolerance: float,
-    floor_bytes: int,
-) -> Row:
-    before, after = _middle(base), _middle(new)
-    if what.kind == "memory" and before and after and min(before, after) > 0:
-        tolerance = max(tolerance, floor_bytes / min(before, after))
-    ratio = after / before if before is not None and after is not None and before > 0 and after > 0 else None
-    low = high = None
-    if interval is not None:
-        ratio, low, high = interval.ratio
-    verdict, reason = _verdict(what, base, new, interval, tolerance, floor_bytes)
-    return Row(
-        what=what,
-        name=name,
-        base=before,
-        new=after,
-        base_processes=len(base.by_process),
-        new_processes=len(new.by_process),
-        base_flagged=base.flagged,
-        new_flagged=new.flagged,
-        ratio=1.0 if verdict == "same" and ratio is not None and interval is None and _equal(base, new) else ratio,
-        low=low,
-        high=high,
-        tolerance=tolerance,
-        verdict=verdict,
-        reason=reason,
-    )
-
-
-def _verdict(
-    what: What, base: Observation, new: Observation, interval: Interval | None, tolerance: float, floor_bytes: int
-) -> tuple[Verdict, str | None]:
-    for side, seen in (("the baseline", base), ("the candidate", new)):
-        if not seen.by_process:
-            if seen.flagged:
-                return "undecided", f"all {seen.flagged} readings of {side} are flagged as disturbed"
-            return "missing", f"not measured in {side}" + (f": {seen.failure}" if seen.failure else "")
-    if _equal(base, new):
-        return "same", None
-    worse, better = _words(what)
-    values = (*base.by_process.values(), *new.by_process.values())
-    if min(values) <= 0:
-        return _by_difference(what, base, new, floor_bytes)
-    if interval is None:
-        return "undecided", ALONE
-    limit = math.log1p(tolerance)
-    if interval.low > limit:
-        return worse, None
-    if interval.high < -limit:
-        return better, None
-    if -limit <= interval.low and interval.high <= limit:
-        return "same", None
-    return "undecided", UNCLEAR
-
-
-def _by_difference(what: What, base: Observation, new: Observation, floor_bytes: int) -> tuple[Verdict, str | None]:
-    """Figures at or below 0 have no ratio: only memory has them, and only whole processes apart decide."""
-    worse, better = _words(what)
-    reason = "no ratio to 0: decided by the difference"
-    if len(base.by_process) < 2 or len(new.by_process) < 2:
-        return "undecided", ALONE
-    lows, highs = [], []
-    for side in (base, new):
-        lows.append(min(side.by_process.values()))
-        highs.append(max(side.by_process.values()))
-    if lows[1] - highs[0] > floor_bytes:
-        return worse, reason
-    if lows[0] - highs[1] > floor_bytes:
-        return better, reason
-    if max(highs) - min(lows) <= floor_bytes:
-        return "same", reason
-    return "undecided", f"no ratio to 0, and the processes differ by more than {format_bytes(floor_bytes)}"
-
-
-def _words(what: What) -> tuple[Verdict, Verdict]:
-    return ("larger", "smaller") if what.kind == "memory" else ("slower", "faster")
-
-
-def _middle(seen: Observation) -> float | None:
-    """One figure for a side: the geometric mean, or the plain one where a value has no logarithm."""
-    values = list(seen.by_process.values())
-    if not values:
-        return None
-    if min(values) <= 0:
-        return math.fsum(values) / len(values)
-    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
 
 
 def _side(sweep: Sweep) -> Side:
