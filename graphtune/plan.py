@@ -40,7 +40,8 @@ class Cell:
 
     ``model_config`` is the content of the Hugging Face config.json, so that an id names what was measured;
     ``weights`` is a folder of safetensors, or null for random weights. ``process`` counts repeats (1, 2, ...).
-    ``purpose`` is ``main`` or ``control`` (a list measured again alone).
+    ``purpose`` is ``main``, ``control`` (a list measured again alone) or ``memory`` (lists captured for their memory
+    alone; those of one size record what they ask of the allocator).
     """
 
     model_name: str

@@ -12,6 +12,7 @@ from typing import Literal
 from graphtune.engines import engine_named
 from graphtune.engines.base import DeviceFacts, Serving
 from graphtune.errors import InputError
+from graphtune.memory_cells import memory_cells
 from graphtune.plan import STEP_TOKENS, UNION, Cell, LatencyAt, Measure, Plan, Skip
 from graphtune.recipe import LoadedRecipe
 from graphtune.recipe_keys import ListChoice
@@ -86,6 +87,8 @@ def plan_sweep(
                 )
             )
     cells += [replace(template, lists=(chosen,), purpose="control") for chosen in _controls(loaded, groups)]
+    if recipe.memory is not None:
+        cells += memory_cells(cells, recipe.memory, loaded.sha)
     return Plan(recipe.name, device, tuple(cells), skips, tuple(notes))
 
 

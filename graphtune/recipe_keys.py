@@ -126,6 +126,17 @@ class MeasureChoice:
 
 
 @dataclass(frozen=True)
+class MemoryChoice:
+    """Captures for memory alone: every size by itself, and per sharing setting ``fit`` random lists that predictions
+    are checked by and ``held_out`` ones that are kept back."""
+
+    __pydantic_config__ = _STRICT_KEYS
+
+    fit: Annotated[int, Strict(), Field(ge=0, le=64)] = 4
+    held_out: Annotated[int, Strict(), Field(ge=0, le=64)] = 8
+
+
+@dataclass(frozen=True)
 class Limits:
     """``cell_timeout_s``: a process that takes longer is stopped and its cell stored as a time-out."""
 
@@ -136,7 +147,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One sweep as asked for. ``kv_tokens`` null is as many as the timed steps need."""
+    """One sweep as asked for. ``kv_tokens`` null is as many as the timed steps need; ``memory`` null is no captures for
+    memory alone, so that only the lists that were measured have known bytes."""
 
     __pydantic_config__ = _STRICT_KEYS
 
@@ -157,6 +169,7 @@ class Recipe:
     processes: Annotated[int, Strict(), Field(ge=1, le=20)] = 1
     decode: DecodeAxes = field(default_factory=DecodeAxes)
     measure: MeasureChoice = field(default_factory=MeasureChoice)
+    memory: MemoryChoice | None = None
     limits: Limits = field(default_factory=Limits)
 
 
@@ -232,7 +245,12 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-_PARTS: dict[str, type[Any]] = {"decode": DecodeAxes, "measure": MeasureChoice, "limits": Limits}
+_PARTS: dict[str, type[Any]] = {
+    "decode": DecodeAxes,
+    "measure": MeasureChoice,
+    "memory": MemoryChoice,
+    "limits": Limits,
+}
 _ITEMS: dict[str, type[Any]] = {"lists": ListChoice, "contexts": ContextChoice}
 
 

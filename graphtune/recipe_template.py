@@ -100,6 +100,10 @@ measure:                      # sampling of each time stops at this relative noi
   noise: 0.02
   max_seconds: 0.3
 
+memory:                       # captures for memory alone: every size by itself, and random lists per sharing setting,
+  fit: 4                      # by which predictions of other lists are checked,
+  held_out: 8                 # and which are kept back, so that their error is that of a prediction
+
 limits:
   cell_timeout_s: 1800        # a process that takes longer is stopped and stored as a time-out
 """

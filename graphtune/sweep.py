@@ -356,6 +356,9 @@ def _left_by(cell: Cell, result: CellResult) -> Cell | None:
 
 def describe(cell: Cell) -> str:
     """One line for a person: what the process captures and times."""
+    if cell.purpose == "memory":
+        alone = sum(len(one.sizes) == 1 for one in cell.lists)
+        return f"memory of {cell.lists[0].phase}: {alone} sizes alone and {len(cell.lists) - alone} random lists"
     names = ", ".join(dict.fromkeys(one.name for one in cell.lists))
     captures = sum(len(one.sizes) for one in cell.lists)
     points = sum(len(at.sizes) * len(at.executions) for at in cell.latency)

@@ -196,7 +196,7 @@ def test_a_shipped_recipe_plans_the_axes_it_names() -> None:
     assert all(len(one.sizes) == 36 for one in sglang)
     assert [at.context_tokens for at in first.latency] == [1024, 512, 4096, 16384]
     assert [len(at.sizes) for at in first.latency] == [len(first.lists[0].sizes), 8, 8, 8]
-    assert [cell.purpose for cell in made.cells] == ["main"] * 10 + ["control"]
+    assert [cell.purpose for cell in made.cells] == ["main"] * 10 + ["control", "memory"]
     assert (made.skips, made.notes) == ((), ())
 
 
