@@ -53,7 +53,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class Point:
-    """Latency of one decode step at one (size, context, execution). Three times are kept apart.
+    """Latency of one step at one (size, context, execution). Three times are kept apart.
+
+    Decode: sizes in requests, ``context_tokens`` their mean KV tokens, ``requests`` null. Prefill: sizes in new tokens
+    of the batch of ``requests``, ``context_tokens`` the cached prefix of each.
 
     ``gpu_us``: CUDA events directly around the replay (or the eager forward), the device idle before.
     ``host_us``: step entry to the return of the last launch, the device idle before; split into ``plan_us`` (metadata
@@ -78,6 +81,7 @@ class Point:
     overlap_us: Samples | None = None
     status: Status = "ok"
     reason: str | None = None
+    requests: int | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +224,10 @@ class MemoryLedger:
 
 @dataclass(frozen=True)
 class LaunchProfile:
-    """What one eager step at one size does: kernel launches, time in kernels, wall time on the device, idle share."""
+    """What one step at one size does: kernel launches, time in kernels, wall time on the device, idle share.
+
+    Of a breakable graph: its ``segments`` and the launches in the breaks between them.
+    """
 
     size: int
     context_tokens: int
@@ -229,6 +236,10 @@ class LaunchProfile:
     kernel_us: float
     span_us: float
     idle_share: float
+    phase: Phase = "decode"
+    backend: str | None = None
+    segments: int | None = None
+    launches_in_breaks: int | None = None
 
 
 @dataclass(frozen=True)
