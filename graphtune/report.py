@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup, escape
-
 from graphtune import __version__
 from graphtune.errors import Finding
-from graphtune.figures import agreement, capture, host, latency, launches, ledger, lists, memory, wall_time
+from graphtune.figures import agreement, capture, host, latency, launches, ledger, lists, memory, timeline, wall_time
 from graphtune.figures.base import Drawing, NamedTable
 from graphtune.figures.cells import cell_tables, environment_tables
+from graphtune.figures.glossary import Word, section_text, words_in
+from graphtune.html_page import render_page
 from graphtune.results import CellResult, Environment
 from graphtune.store import PAGE_FILE, Sweep, read_sweep, write_atomically
 from graphtune.tune.latency_model import LatencyModel, latency_model
@@ -53,6 +53,11 @@ class Section:
     def empty(self) -> bool:
         return not self.drawings and not self.tables
 
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """What the words of this section mean."""
+        return words_in(section_text(self.drawings, self.tables))
+
 
 @dataclass(frozen=True)
 class EngineCard:
@@ -87,23 +92,7 @@ def write_report(sweep_path: Path, out_path: Path | None = None, **options: Any)
 
 def render(sweep: Sweep, question: Question | None = None) -> str:
     """The page as text."""
-    from jinja2 import Environment as Templates
-    from jinja2 import PackageLoader
-
-    templates = Templates(
-        loader=PackageLoader("graphtune"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters["options"] = _options
-    return templates.get_template(TEMPLATE).render(**page(sweep, question or Question()))
-
-
-def _options(text: str) -> Markup:
-    """Text in which a line does not end inside an option's name."""
-    return Markup(re.sub(r"--[a-z][a-z-]*", r"<b>\g<0></b>", str(escape(text))))
+    return render_page(TEMPLATE, page(sweep, question or Question()))
 
 
 def page(sweep: Sweep, question: Question) -> dict[str, Any]:
@@ -111,6 +100,8 @@ def page(sweep: Sweep, question: Question) -> dict[str, Any]:
     answer, reason = _answer(sweep, question)
     on_cpu = sweep.device == "cpu"
     sections = _sections(sweep, answer)
+    fine_print = _fine_print(answer) if answer else ()
+    cards = tuple(_card(one) for one in answer.engines) if answer else ()
     environment = next((cell.environment for cell in sweep.cells if cell.environment is not None), None)
     return {
         "version": __version__,
@@ -123,8 +114,9 @@ def page(sweep: Sweep, question: Question) -> dict[str, Any]:
         "no_answer": reason,
         "traffic": traffic(answer) if answer else "",
         "how_to_ask": how_to_ask(answer) if answer else "",
-        "fine_print": _fine_print(answer) if answer else (),
-        "cards": tuple(_card(one) for one in answer.engines) if answer else (),
+        "fine_print": fine_print,
+        "cards": cards,
+        "answer_words": words_in("\n".join([*fine_print, *(label for card in cards for label, _ in card.rows)])),
         "warnings": answer.warnings if answer else (),
         "sections": tuple(section for section in sections if not section.empty),
     }
@@ -264,6 +256,8 @@ def _why(cells: Sequence[CellResult], model: LatencyModel | None) -> tuple[Drawi
     profiles = launches.step_profiles(cells, model)
     if profiles:
         drawings.append(launches.draw_step_profiles(profiles, launches.launch_cost_us(cells)))
+    if (pair := timeline.timeline_pair(cells)) is not None:
+        drawings.append(timeline.draw_timeline(pair))
     rows = host.host_rows(cells, model) if model is not None else ()
     if rows:
         drawings += [host.draw_host_split(rows), host.draw_overlap(rows)]

@@ -24,6 +24,7 @@ from graphtune.results import (
     ModelFacts,
     Point,
     Samples,
+    Timeline,
 )
 from graphtune.store import Run, Sweep, SweepWriter
 
@@ -269,6 +270,33 @@ def latency_points(
     return points
 
 
+def timelines(kernels: int = 427, context_tokens: int = 1024) -> tuple[Timeline, Timeline]:
+    """An eager step whose launches leave gaps, and a replay of one call, of the same kernels."""
+    names = ("void gemm<bf16, 128>(Params)", "void norm_kernel<float>(float*)", "paged_attention")
+    lengths = [(10.4, 2.1, 19.3)[at % 3] for at in range(kernels)]
+    lines = []
+    for execution, gap in (("eager", 4.6), ("graph", 0.9)):
+        starts, at_us = [], 8.0
+        for length in lengths:
+            starts.append(round(at_us, 2))
+            at_us += length + gap
+        calls = [round(start - 7.5, 2) for start in starts] if execution == "eager" else [0.0]
+        lines.append(
+            Timeline(
+                size=1,
+                context_tokens=context_tokens,
+                execution="eager" if execution == "eager" else "graph",
+                names=names,
+                kernels=tuple(at % 3 for at in range(kernels)),
+                starts_us=tuple(starts),
+                lengths_us=tuple(lengths),
+                call_starts_us=tuple(calls),
+                call_lengths_us=(4.1,) * len(calls),
+            )
+        )
+    return lines[0], lines[1]
+
+
 @dataclass(frozen=True)
 class SettingBytes:
     """Bytes of the first and each further capture under one setting."""
@@ -404,7 +432,8 @@ def h200_sweep(path: Path = Path("reports/synthetic-8b-nvidia-h200")) -> Sweep:
             LaunchProfile(size, 1024, "eager", 427, kernel, max(kernel * 1.02, 6050.0), max(0.02, 1 - kernel / 6050))
             for size, kernel in ((1, 4600.0), (16, 5200.0), (64, 7100.0), (256, 15200.0))
         ]
-        cells.append(cell_result([captured_list(main)], points, process=process, profiles=profiles))
+        timed = cell_result([captured_list(main)], points, process=process, profiles=profiles)
+        cells.append(replace(timed, timelines=timelines()))
     position = 0
     lists = []
     for name, sizes in (

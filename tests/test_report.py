@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import csv
 import html
 import html.parser
+import io
 import os
 import re
 import shlex
@@ -9,6 +11,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +19,7 @@ from typer.testing import CliRunner
 from graphtune.cli.app import app
 from graphtune.errors import InputError
 from graphtune.figures.base import Drawing
+from graphtune.html_page import file_name
 from graphtune.plan import Skip
 from graphtune.report import page, render, write_report
 from graphtune.results import CaptureList
@@ -92,7 +96,7 @@ def test_the_page_is_one_file_that_loads_nothing(rich: str) -> None:
         assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}
         for name in ("src", "href", "xlink:href", "action", "srcset"):
             target = attributes.get(name)
-            assert target is None or target.startswith("#"), f"{tag} {name}={target}"
+            assert target is None or target.startswith(("#", "data:text/csv;")), f"{tag} {name}={target}"
     without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", rich)
     assert not re.search(r"https?://|@import|url\((?!#)", without_namespaces)
     assert "default-src 'none'" in rich
@@ -103,7 +107,7 @@ def test_the_page_is_well_formed(rich: str) -> None:
     assert not parsed.open
     anchors = {a["href"] for tag, a in parsed.tags if tag == "a"}
     ids = [a["id"] for _, a in parsed.tags if a.get("id")]
-    assert {f"#{name}" for name in ids} >= anchors
+    assert {f"#{name}" for name in ids} >= {anchor for anchor in anchors if anchor and anchor.startswith("#")}
     assert len(ids) == len(set(ids)), "ids repeat"
 
 
@@ -118,7 +122,7 @@ def test_the_answer_and_the_flags_come_first(rich: str) -> None:
 
 
 def test_copied_flags_are_the_recommended_flags(rich: str) -> None:
-    blocks = re.findall(r"<pre><code>(.*?)</code></pre>", rich, re.DOTALL)
+    blocks = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", rich, re.DOTALL)
     copied = [html.unescape(block.replace("<wbr>", "")) for block in blocks]
     answer = recommend(h200_sweep(), Question(gpu_mem="80"))
     sglang, _, tensorrt = (one.flags for one in answer.engines)
@@ -139,6 +143,7 @@ def test_every_section_of_a_gpu_sweep_is_there(rich: str) -> None:
         "How far the processes agree",
         "Capture time",
         "Launches and idle time",
+        "A step kernel by kernel",
         "The host's part of a replayed step",
         "Steps waited for and overlapped",
         "Replay against eager",
@@ -153,8 +158,8 @@ def test_every_section_of_a_gpu_sweep_is_there(rich: str) -> None:
 
 
 def test_every_figure_has_a_sentence_a_table_and_two_drawings(drawings: list[Drawing]) -> None:
-    assert len(drawings) == 11
-    assert len({drawing.slug for drawing in drawings}) == 11
+    assert len(drawings) == 12
+    assert len({drawing.slug for drawing in drawings}) == 12
     for drawing in drawings:
         assert drawing.says.endswith(".") and len(drawing.says) > 60
         assert drawing.table.rows
@@ -165,6 +170,28 @@ def test_every_figure_has_a_sentence_a_table_and_two_drawings(drawings: list[Dra
             assert "#0a0a" not in svg, "a placeholder colour is left"
             colors = set(re.findall(r"(?:fill|stroke): ?([^;\"]+)", svg)) - {"none"}
             assert all(c.startswith("var(--") for c in colors), colors
+
+
+def test_every_table_can_be_saved_as_csv(rich: str, drawings: list[Drawing]) -> None:
+    saved = {a["download"]: a["href"] for tag, a in Page(rich).tags if tag == "a" and "download" in a}
+    assert len(saved) == rich.count('class="csv"'), "two files of one name"
+    for drawing in drawings:
+        head, _, data = (saved[file_name(drawing.title)] or "").partition(",")
+        assert head == "data:text/csv;charset=utf-8"
+        rows = list(csv.reader(io.StringIO(unquote(data))))
+        assert rows[0] == [column.title for column in drawing.data.columns]
+        assert len(rows) == len(drawing.data.rows) + 1
+
+
+def test_words_are_explained_in_the_section_that_uses_them(rich: str) -> None:
+    for section in re.split(r"<section ", rich)[1:]:
+        if (said := re.search(r"<dl>(.*?)</dl>", section, re.DOTALL)) is None:
+            continue
+        explained = set(re.findall(r"<dt>(.*?)</dt>", said[1]))
+        tips = set(re.findall(r'<dfn title="(.*?)">', section))
+        means = set(re.findall(r"<dd>(.*?)</dd>", said[1]))
+        assert explained and tips <= means
+    assert "KV tokens" in rich and "Share of computed rows that are padding" in rich
 
 
 def test_columns_of_times_name_their_statistic(drawings: list[Drawing]) -> None:

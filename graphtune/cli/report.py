@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,10 +29,18 @@ def report(
     eager_overhead_ms: Annotated[
         float, typer.Option(min=0.0, help="Milliseconds that your server's eager step takes longer than graphtune's.")
     ] = 0.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write the stored timelines of steps as JSON for Perfetto or Chrome's tracing page.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write the page of a sweep: one HTML file that loads nothing from a network. Prints where it is."""
-    from graphtune.errors import InputError
     from graphtune.report import write_report
+    from graphtune.store import read_sweep
+    from graphtune.trace_export import write_trace
 
     options: dict[str, Any] = {
         "gpu_mem": gpu_mem,
@@ -39,15 +49,24 @@ def report(
         "max_running_requests": max_running,
         "eager_overhead_us": eager_overhead_ms * 1000,
     }
-    try:
+    with _writing(output or folder, "--output"):
         written = write_report(folder, output, **options)
-    except OSError as error:
-        raise InputError(
-            f"cannot be written: {error.strerror or error}",
-            where=str(output or folder),
-            action="Name another file with --output.",
-        ) from error
     typer.echo(str(written))
+    if trace is not None:
+        with _writing(trace, "--trace"):
+            write_trace(read_sweep(folder), trace)
+        typer.echo(str(trace))
+
+
+@contextmanager
+def _writing(path: Path, option: str) -> Iterator[None]:
+    from graphtune.errors import InputError
+
+    try:
+        yield
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror or error}"
+        raise InputError(reason, where=str(path), action=f"Name another file with {option}.") from error
 
 
 def register(app: typer.Typer) -> None:

@@ -10,6 +10,8 @@ from graphtune import __version__
 from graphtune.compare.figures import headline, interval_text, omissions, ratio_text, side_text, title, value_text
 from graphtune.compare.model import Comparison, Row
 from graphtune.figures.base import Column, Drawing, Key, Role, Table, color, drawing, quiet_grid
+from graphtune.figures.glossary import table_text, words_in
+from graphtune.html_page import render_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,22 +23,14 @@ QUANTITIES = {"step_us": "Step time", "gpu_us": "Device time", "host_us": "Host 
 
 def render(comparison: Comparison) -> str:
     """The page as text."""
-    from jinja2 import Environment as Templates
-    from jinja2 import PackageLoader
-
-    templates = Templates(
-        loader=PackageLoader("graphtune"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return templates.get_template(TEMPLATE).render(**page(comparison))
+    return render_page(TEMPLATE, page(comparison))
 
 
 def page(comparison: Comparison) -> dict[str, Any]:
     """Everything that the template shows, as plain data."""
     worse = tuple(row for row in comparison.rows if row.worse or row.lost)
+    drawings = tuple(_drawings(comparison))
+    said = [comparison.method, table_text(row_table(comparison.rows)), table_text(_means(comparison))]
     return {
         "version": __version__,
         "title": title(comparison),
@@ -48,7 +42,8 @@ def page(comparison: Comparison) -> dict[str, Any]:
         "tested": comparison.tested,
         "worst": row_table(comparison.worst()),
         "means": _means(comparison),
-        "drawings": tuple(_drawings(comparison)),
+        "drawings": drawings,
+        "words_used": words_in("\n".join([*said, *(one.says for one in drawings)])),
         "growth": comparison.growth,
         "changes": _changes(comparison),
         "notes": comparison.notes,

@@ -40,6 +40,8 @@ PLACEHOLDERS: dict[Role, str] = {
 }
 
 WIDE_PX, NARROW_PX = 920, 360
+MISSING = "–"
+"""A table cell for a figure that is not known."""
 
 SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
@@ -112,7 +114,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure on the page: ``says`` is the sentence under it, ``table`` holds the same data as figures."""
+    """A figure on the page: ``says`` is the sentence under it, ``table`` holds the same data as figures.
+
+    ``data`` is what the CSV holds; it has more rows than ``table`` where that would be too long to read.
+    """
 
     slug: str
     title: str
@@ -121,6 +126,7 @@ class Drawing:
     wide: Markup
     narrow: Markup
     table: Table
+    data: Table
 
 
 Draw = Callable[["Figure", bool], None]
@@ -139,11 +145,15 @@ def drawing(
     table: Table,
     keys: Sequence[Key] = (),
     height_px: tuple[int, int] = (340, 300),
+    data: Table | None = None,
 ) -> Drawing:
-    """Draw wide and narrow. ``draw(figure, narrow)`` gets an empty figure; heights are for wide and narrow."""
+    """Draw wide and narrow. ``draw(figure, narrow)`` gets an empty figure; heights are for wide and narrow.
+
+    ``data`` is for the CSV, the table where it is left out.
+    """
     wide = _svg(draw, f"{slug}-wide", title, WIDE_PX, height_px[0], narrow=False)
     narrow = _svg(draw, f"{slug}-narrow", title, NARROW_PX, height_px[1], narrow=True)
-    return Drawing(slug, title, says, tuple(keys), wide, narrow, table)
+    return Drawing(slug, title, says, tuple(keys), wide, narrow, table, data or table)
 
 
 def _svg(draw: Draw, salt: str, title: str, width_px: int, height_px: int, *, narrow: bool) -> Markup:
@@ -165,6 +175,7 @@ def _inline(svg: str, title: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*"', "<g", body)
     body = re.sub(r"(\d\.\d\d)\d+", r"\1", body)
+    body = re.sub(r" font-family: [^;\"]+;| transform=\"rotate\(-0 [^\"]*\"", "", body)
     body = re.sub(r">\s+<", "><", body)
     for role, placeholder in PLACEHOLDERS.items():
         body = body.replace(placeholder, f"var(--{role})")
@@ -195,13 +206,13 @@ def quiet_grid(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
 
 def us_cell(value: float | None) -> str:
     """A table cell in microseconds."""
-    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+    return MISSING if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
 def mib(size_bytes: float | None) -> str:
     """A table cell in MiB: one decimal, more where that would say too little."""
     if size_bytes is None:
-        return "–"
+        return MISSING
     size = size_bytes / MIB
     if abs(size) >= 10 or size == 0:
         return f"{size:,.1f}"
