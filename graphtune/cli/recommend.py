@@ -38,7 +38,20 @@ def recommend(
         str | None,
         typer.Option(help="The card: 80 is a nominal size; 80GiB, 81559MiB, 80GB are literal.", show_default=False),
     ] = None,
-    workload: Annotated[str, typer.Option(help="uniform, 'steady N', or a file (kind: histogram).")] = "uniform",
+    workload: Annotated[
+        str, typer.Option(help="uniform, ramp, interactive or batch [N], 'steady N', or a file: histogram or trace.")
+    ] = "uniform",
+    load: Annotated[
+        str | None,
+        typer.Option(help="For a trace. 4: four times as dense; 80%: of what the server can take. [default: 1]"),
+    ] = None,
+    prefill_tokens_per_s: Annotated[
+        float | None,
+        typer.Option(help="For a trace: prompt tokens per second that your server prefills.", show_default=False),
+    ] = None,
+    chunk_size: Annotated[
+        int | None, typer.Option(min=1, help="For a trace: most tokens of a prefill step. [default: 8192]")
+    ] = None,
     context_len: Annotated[
         int | None, typer.Option(min=1, help="Mean KV tokens per request. [default: the sweep's main context]")
     ] = None,
@@ -75,6 +88,9 @@ def recommend(
     question = _question(
         gpu_mem,
         workload,
+        load,
+        prefill_tokens_per_s,
+        chunk_size,
         context_len,
         max_running,
         min_kv_tokens,
@@ -97,6 +113,9 @@ def recommend(
 def _question(
     gpu_mem: str | None,
     workload: str,
+    load: str | None,
+    prefill_tokens_per_s: float | None,
+    chunk_size: int | None,
     context_len: int | None,
     max_running: int | None,
     min_kv_tokens: int | None,
@@ -112,6 +131,9 @@ def _question(
     return Question(
         gpu_mem=gpu_mem,
         workload=workload,
+        load=load,
+        prefill_tokens_per_s=prefill_tokens_per_s,
+        chunk_size=chunk_size,
         context_tokens=context_len,
         max_running_requests=max_running,
         min_kv_tokens=min_kv_tokens,

@@ -20,7 +20,6 @@ def of(
     environment: Environment | None,
     facts: ModelFacts | None,
     measurements: Measurements,
-    workload: Workload,
     limits: Limits,
     answers: Sequence[EngineAnswer],
 ) -> tuple[Caution, ...]:
@@ -28,7 +27,7 @@ def of(
     return (
         *_about_device(sweep, environment, measurements),
         *_about_sweep(sweep, facts, measurements),
-        *_about_traffic(measurements, workload, limits, answers),
+        *_about_traffic(measurements, limits, answers),
         *_about_budget(measurements, answers),
     )
 
@@ -145,11 +144,11 @@ def _disturbed(of: Disturbances) -> Caution:
     )
 
 
-def _about_traffic(
-    of: Measurements, workload: Workload, limits: Limits, answers: Sequence[EngineAnswer]
-) -> Iterator[Caution]:
+def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
+    yield from _about_trace(answers)
     measured = of.model.contexts()
-    contexts = {share.mean_kv_tokens or limits.context_tokens for share in workload.decode}
+    workloads = [answer.workload for answer in answers if answer.workload is not None]
+    contexts = {share.mean_kv_tokens or limits.context_tokens for workload in workloads for share in workload.decode}
     outside = sorted(context for context in contexts if of.model.nearest_context(context) != context)
     if outside:
         yield Caution(
@@ -166,7 +165,7 @@ def _about_traffic(
             "Add a shorter context at a few sizes to the recipe and sweep again; it resumes.",
         )
     answered = [answer for answer in answers if answer.decode is not None]
-    cut = [a for a in answered if a.largest_step and a.largest_step < workload.max_running_requests and a.memory]
+    cut = [a for a in answered if a.largest_step and a.workload and a.largest_step < _most(a.workload) and a.memory]
     if held := [f"{a.largest_step} in {a.engine}" for a in cut]:
         yield Caution(
             "kv_limits_requests",
@@ -196,6 +195,28 @@ def _about_traffic(
             "Time your server's eager step before you serve without decode graphs, and state how much longer it takes "
             "with --eager-overhead-ms.",
         )
+
+
+def _most(workload: Workload) -> int:
+    return max(share.requests for share in workload.decode if share.weight)
+
+
+def _about_trace(answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
+    for answer in answers:
+        if answer.overload is not None:
+            yield Caution(
+                "overloaded",
+                f"{answer.engine} falls behind at load {answer.load:.3g}: {answer.overload}. Its batches are those of a "
+                "server that is full.",
+                "Lower --load, for example to 80%, or split the traffic over more servers.",
+            )
+        if not answer.settled:
+            yield Caution(
+                "trace_not_settled",
+                f"{answer.engine}: the recommended list makes batches for which another list, as good within noise, "
+                "is recommended.",
+                "Nothing: the lists are as good as each other on these batches.",
+            )
 
 
 def _about_eager_steps(answered: Sequence[EngineAnswer]) -> Iterator[Caution]:

@@ -30,17 +30,24 @@ def answer_for(
     engine: Engine, workload: Workload, limits: Limits, of: Measurements
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     """The answer, and the candidates that were within the limits."""
+    answer, candidates = _answer(engine, workload, limits, of)
+    return replace(answer, workload=workload), candidates
+
+
+def _answer(
+    engine: Engine, workload: Workload, limits: Limits, of: Measurements
+) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     asked = [Step(s.requests, s.weight, s.mean_kv_tokens or limits.context_tokens) for s in workload.decode if s.weight]
     bare = Budgets(engine, limits, of, min(step.kv_tokens for step in asked))
     most = bare(None)
     if most is not None and not most.fits:
-        return _nothing_fits(engine, too_little(most, limits), most), ()
+        return nothing_fits(engine, too_little(most, limits), most), ()
     possible = [step for step in asked if most is None or step.kv_tokens <= most.kv_tokens]
     steps = [step for step in possible if _has_figure(of.model, step)]
     if not steps:
         sizes = of.model.sizes("graph", of.model.main_context)
         message = f"the traffic has no step within the measured sizes, {sizes[0]} to {sizes[-1]} requests"
-        return replace(_nothing_fits(engine, message, most), status="partial"), ()
+        return replace(nothing_fits(engine, message, most), status="partial"), ()
     evaluator = Evaluator(steps, of.model)
     padding = engine.dispatch.decode
     lists = _candidates(evaluator, of.memory, padding, _largest_size(engine, of.serving))
@@ -51,7 +58,7 @@ def answer_for(
     rival = eager if of.distinguishes_eager else None
     choice = choose(within, rival)
     if choice is None:
-        return _nothing_fits(engine, nearest_miss(lists, limits, bare, eager, of.memory), most), ()
+        return nothing_fits(engine, nearest_miss(lists, limits, bare, eager, of.memory), most), ()
     listed = Lister(engine, of, bare, choice.chosen)
     chosen = listed(choice.chosen)
     budget = bare(choice.chosen)
@@ -113,7 +120,8 @@ def _largest_size(engine: Engine, serving: Serving) -> int | None:
     return serving.max_running_requests
 
 
-def _nothing_fits(engine: Engine, message: str, budget: KvBudget | None) -> EngineAnswer:
+def nothing_fits(engine: Engine, message: str, budget: KvBudget | None) -> EngineAnswer:
+    """An answer without a list."""
     status: Status = "nothing_fits"
     absent = dict.fromkeys(("decode", "default", "eager", "runner_up", "flags", "largest_step"), "there is no answer")
     if budget is None:

@@ -74,6 +74,11 @@ class LatencyModel:
         return next((size for size in reversed(sizes) if self._at(execution, size, context_tokens) is not None), 0)
 
     @property
+    def largest_size(self) -> int:
+        """The largest batch that was measured at any context, on a graph or eager."""
+        return max(size for column in self.table.values() for size in column)
+
+    @property
     def main_context(self) -> int:
         """The context with the most measured sizes, the smaller of two equals."""
         return max(self.contexts(), key=lambda context: (len(self.sizes("graph", context)), -context))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphtune.engines import ENGINES
-from graphtune.engines.base import Serving
+from graphtune.engines.base import Engine, Serving
 from graphtune.errors import InputError
+from graphtune.results import CellResult
 from graphtune.stats import disturbances, noise_between_processes
 from graphtune.store import Sweep
 from graphtune.tune import cautions
@@ -31,20 +32,30 @@ from graphtune.tune.recommendation import (
     Status,
     SweepFacts,
 )
-from graphtune.tune.workload import Workload, read_workload
+from graphtune.tune.simulated_server import CHUNK_SIZE
+from graphtune.tune.step_times import stated_prefill
+from graphtune.tune.trace_traffic import TraceTraffic, answer_for_trace, not_simulated
+from graphtune.tune.workload import Workload
+from graphtune.tune.workloads.deployment import in_steps
+from graphtune.tune.workloads.trace import Trace
+from graphtune.tune.workloads.traffic import read_traffic
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a user asks of a sweep. ``gpu_mem`` and ``workload`` are as written on the command line, or ``workload`` is
-    the traffic itself.
+    """What a user asks of a sweep. ``gpu_mem``, ``workload`` and ``load`` are as written on the command line;
+    ``workload`` may be the traffic itself.
 
     ``context_tokens`` null is the context that the sweep measured most sizes at; ``max_running_requests`` null is the
-    largest measured size. ``engines`` empty is all of them.
+    largest measured size. ``engines`` empty is all of them. ``load`` (``4``, ``80%``), ``chunk_size`` and
+    ``prefill_tokens_per_s`` say how a request trace meets a server.
     """
 
     gpu_mem: str | None = None
-    workload: str | Workload = "uniform"
+    workload: str | Workload | Trace = "uniform"
+    load: str | None = None
+    prefill_tokens_per_s: float | None = None
+    chunk_size: int | None = None
     context_tokens: int | None = None
     max_running_requests: int | None = None
     min_kv_tokens: int | None = None
@@ -64,39 +75,14 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
     question = question or Question()
     _check(question)
     cells = tuple(cell for cell in sweep.cells if cell.status == "ok" or cell.captured_lists or cell.points)
-    model = latency_model(cells, eager_overhead_us=question.eager_overhead_us)
-    environment = environment_of(cells)
-    on_gpu = sweep.device == "cuda"
-    gpu = gpu_of(question.gpu_mem, environment)
-    limits = _limits(question, model)
-    top = max(size for context in model.contexts() for size in model.sizes("graph", context))
-    workload = question.workload
-    if isinstance(workload, str):
-        workload = read_workload(workload, question.max_running_requests or top)
-    if question.max_running_requests is not None:
-        workload = workload.up_to(question.max_running_requests)
-        if not workload.decode:
-            raise InputError(
-                f"no step of the workload has {question.max_running_requests} requests or fewer",
-                where="--max-running",
-            )
-    facts = model_facts_of(cells)
-    fixed, why_not = fixed_bytes_of(cells, facts, gpu)
-    measurements = Measurements(
-        model=model,
-        memory=memory_model(cells),
-        noise=noise_between_processes(cells),
-        disturbances=disturbances(cells),
-        gpu=gpu,
-        fixed=fixed,
-        why_no_budget=why_not,
-        device=device_facts_of(gpu),
-        serving=Serving(tp=facts.shard_of if facts else 1, max_running_requests=question.max_running_requests),
-        distinguishes_eager=on_gpu,
-    )
-    names = question.engines or tuple(ENGINES)
-    found = [answer_for(ENGINES[name], workload, limits, measurements) for name in names]
+    measurements = _measurements(sweep, cells, question)
+    limits = _limits(question, measurements.model)
+    traffic = _traffic(question, measurements, cells)
+    engines = [ENGINES[name] for name in question.engines or tuple(ENGINES)]
+    found = [_answer(engine, traffic, limits, measurements) for engine in engines]
     answers = tuple(answer for answer, _ in found)
+    workload = next((one.workload for one in answers if one.workload is not None), None) or not_simulated(traffic)
+    environment = environment_of(cells)
     return Recommendation(
         status=_status(answers),
         sweep=SweepFacts(
@@ -107,20 +93,79 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
             finished_at=sweep.finished_at,
             environment=environment,
             latency_device=sweep.device_name,
-            statistic=model.statistic,
-            attention=model.attention,
+            statistic=measurements.model.statistic,
+            attention=measurements.model.attention,
         ),
         workload=workload,
         limits=limits,
-        gpu=gpu,
+        gpu=measurements.gpu,
         noise=measurements.noise,
         eager_overhead_us=question.eager_overhead_us,
         engines=answers,
         pareto=tuple(point for answer, candidates in found for point in _front(answer, candidates)),
-        warnings=cautions.of(sweep, environment, facts, measurements, workload, limits, answers),
+        warnings=cautions.of(sweep, environment, model_facts_of(cells), measurements, limits, answers),
         assumed=_assumed(question, workload),
-        absent={"gpu": "give --gpu-mem: the sweep does not know its device's memory"} if gpu is None else {},
+        absent={"gpu": "give --gpu-mem: the sweep does not know its device's memory"}
+        if measurements.gpu is None
+        else {},
     )
+
+
+def _measurements(sweep: Sweep, cells: Sequence[CellResult], question: Question) -> Measurements:
+    gpu = gpu_of(question.gpu_mem, environment_of(cells))
+    facts = model_facts_of(cells)
+    fixed, why_not = fixed_bytes_of(cells, facts, gpu)
+    return Measurements(
+        model=latency_model(cells, eager_overhead_us=question.eager_overhead_us),
+        memory=memory_model(cells),
+        noise=noise_between_processes(cells),
+        disturbances=disturbances(cells),
+        gpu=gpu,
+        fixed=fixed,
+        why_no_budget=why_not,
+        device=device_facts_of(gpu),
+        serving=Serving(tp=facts.shard_of if facts else 1, max_running_requests=question.max_running_requests),
+        distinguishes_eager=sweep.device == "cuda",
+    )
+
+
+def _traffic(question: Question, of: Measurements, cells: Sequence[CellResult]) -> Workload | TraceTraffic:
+    """The traffic that was asked about, in steps; a trace with what it needs to be simulated."""
+    largest = of.model.largest_size
+    asked = question.workload
+    if isinstance(asked, str):
+        asked = read_traffic(asked, question.max_running_requests or largest)
+    if isinstance(asked, Trace):
+        return TraceTraffic(
+            trace=asked,
+            load=question.load or "1",
+            prefill=stated_prefill(question.prefill_tokens_per_s, of.model),
+            chunk_size=question.chunk_size or CHUNK_SIZE,
+            max_running_requests=min(question.max_running_requests or largest, largest),
+            page_size=of.fixed.page_size if of.fixed else 1,
+        )
+    if question.load is not None:
+        raise InputError(
+            "only a request trace arrives at a load; this traffic is a histogram of steps",
+            where="--load",
+            action="Leave it out, or name a trace with --workload.",
+        )
+    if question.max_running_requests is not None:
+        asked = asked.up_to(question.max_running_requests)
+        if not asked.decode:
+            raise InputError(
+                f"no step of the workload has {question.max_running_requests} requests or fewer",
+                where="--max-running",
+            )
+    return in_steps(asked, of.model, None)
+
+
+def _answer(
+    engine: Engine, traffic: Workload | TraceTraffic, limits: Limits, of: Measurements
+) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
+    if isinstance(traffic, TraceTraffic):
+        return answer_for_trace(engine, traffic, limits, of)
+    return answer_for(engine, traffic, limits, of)
 
 
 def _check(question: Question) -> None:
@@ -142,7 +187,7 @@ def _check(question: Question) -> None:
 
 def _assumed(question: Question, workload: Workload) -> tuple[str, ...]:
     """The options that were not given and decide the traffic."""
-    uniform = question.workload == "uniform"
+    uniform = isinstance(question.workload, str) and question.workload.split() == ["uniform"]
     open_ended = {
         "--workload": uniform,
         "--max-running": uniform and question.max_running_requests is None,

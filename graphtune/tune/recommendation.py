@@ -6,13 +6,14 @@ ever added within schema 1.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from graphtune.engines.base import Dispatch, Flags
 from graphtune.results import Environment
 from graphtune.stats import Noise, Ratio
 from graphtune.tune.kv_budget import KvBudget
+from graphtune.tune.simulation import Simulation
 from graphtune.tune.workload import Workload
 from graphtune.units import GpuMemory
 
@@ -25,8 +26,11 @@ COMPILE_MISSING = "compiled decode steps are not measured by this version"
 BOUND_MISSING = "bytes that are a bound have no lower end"
 EAGER_MISSING = "nothing is captured"
 CHOSEN_MISSING = "it is the chosen list itself"
+SAME_WORKLOAD = "the traffic is that at the top, the same for all engines"
+NOT_SIMULATED = "only request traces are simulated"
+KEEPS_UP = "the server keeps up"
 PEAK_MISSING = "no peak was sampled for what is captured here; only the engine's own reserve stands for it"
-GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING, CHOSEN_MISSING})
+GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING, CHOSEN_MISSING, NOT_SIMULATED})
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,39 @@ class Caution:
     code: str
     message: str
     action: str
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a request trace comes to under one list. Times are in seconds; they are null for the reason in ``absent``.
+
+    ``overload`` says how the server falls behind, null when it keeps up.
+    """
+
+    requests_per_s: float
+    tokens_per_s: float
+    ttft_p99_s: float | None
+    inter_token_p99_s: float | None
+    preemptions: int
+    overload: str | None
+    absent: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Simulation) -> Simulated:
+        absent = {
+            name: found.absent[key]
+            for key, name in (("ttft", "ttft_p99_s"), ("inter_token", "inter_token_p99_s"))
+            if key in found.absent
+        }
+        return cls(
+            requests_per_s=found.requests_per_s,
+            tokens_per_s=found.tokens_per_s,
+            ttft_p99_s=found.ttft.p99_s if found.ttft else None,
+            inter_token_p99_s=found.inter_token.p99_s if found.inter_token else None,
+            preemptions=found.preemptions,
+            overload=found.overload,
+            absent=absent if found.overload else {**absent, "overload": KEEPS_UP},
+        )
 
 
 @dataclass(frozen=True)
@@ -66,11 +103,16 @@ class ListAnswer:
     bytes_of_list: str | None
     evidence: tuple[str, ...]
     chosen_over_this: Ratio | None = None
+    simulated: Simulated | None = None
     absent: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_eager(self) -> bool:
         return not self.capture_sizes
+
+    def without(self, name: str, reason: str) -> ListAnswer:
+        """The same, saying why a field is null."""
+        return replace(self, absent={**self.absent, name: reason})
 
 
 @dataclass(frozen=True)
@@ -79,6 +121,9 @@ class EngineAnswer:
 
     ``steps_share`` is the share of the asked traffic that the figures cover: steps that KV cannot hold or that lie
     beyond the measured sizes are left out. ``most_coverage`` is the highest graph coverage of a list within the limits.
+    ``workload`` is what was asked of this engine. For a trace: ``load`` is how many times as dense as recorded it
+    arrives, ``overload`` how the server falls behind under it, ``settled`` whether the batches are those that the
+    recommended list makes.
     """
 
     engine: str
@@ -96,6 +141,10 @@ class EngineAnswer:
     steps_share: float
     largest_step: int | None
     most_coverage: float | None = None
+    workload: Workload | None = None
+    load: float | None = None
+    overload: str | None = None
+    settled: bool = True
     absent: dict[str, str] = field(default_factory=dict)
 
 
@@ -165,7 +214,9 @@ class Recommendation:
 def as_json(of: Recommendation) -> dict[str, Any]:
     """Plain data for ``json.dumps``; valid against the published schema."""
     missing = dict(of.absent)
-    engines = {answer.engine: _engine(answer, f"engines.{answer.engine}", missing) for answer in of.engines}
+    engines = {
+        answer.engine: _engine(answer, f"engines.{answer.engine}", missing, of.workload) for answer in of.engines
+    }
     if of.sweep.finished_at is None:
         missing["sweep.finished_at"] = "the sweep has not finished"
     gpu = None
@@ -204,11 +255,20 @@ def as_json(of: Recommendation) -> dict[str, Any]:
     }
 
 
-def _engine(answer: EngineAnswer, path: str, missing: dict[str, str]) -> dict[str, Any]:
+def _engine(answer: EngineAnswer, path: str, missing: dict[str, str], asked: Workload) -> dict[str, Any]:
     missing |= {f"{path}.{name}": reason for name, reason in answer.absent.items()}
     missing["engines.*.prefill"] = PREFILL_MISSING
     if answer.memory is not None and answer.memory.activation_peak_bytes is None:
         missing[f"{path}.memory.activation_peak_bytes"] = PEAK_MISSING
+    workload = None
+    if answer.workload is None or answer.workload == asked:
+        missing["engines.*.workload"] = SAME_WORKLOAD
+    else:
+        workload = answer.workload.as_dict()
+    if answer.load is None:
+        missing |= {"engines.*.load": NOT_SIMULATED, "engines.*.overload": NOT_SIMULATED}
+    elif answer.overload is None:
+        missing[f"{path}.overload"] = KEEPS_UP
     return {
         "version": answer.version,
         "dispatch": asdict(answer.dispatch),
@@ -223,6 +283,10 @@ def _engine(answer: EngineAnswer, path: str, missing: dict[str, str]) -> dict[st
         "eager": _list(answer.eager, f"{path}.eager", missing),
         "ties": [_tie(tie) for tie in answer.ties],
         "runner_up": _list(answer.runner_up, f"{path}.runner_up", missing),
+        "workload": workload,
+        "load": answer.load,
+        "overload": answer.overload,
+        "settled": answer.settled,
         "flags": _flags(answer.flags),
     }
 
@@ -230,7 +294,12 @@ def _engine(answer: EngineAnswer, path: str, missing: dict[str, str]) -> dict[st
 def _list(answer: ListAnswer | None, path: str, missing: dict[str, str]) -> dict[str, Any] | None:
     if answer is None:
         return None
-    for name, reason in {**answer.absent, "compile_max_size": COMPILE_MISSING}.items():
+    absent = {**answer.absent, "compile_max_size": COMPILE_MISSING}
+    if answer.simulated is None:
+        absent.setdefault("simulated", NOT_SIMULATED)
+    else:
+        absent |= {f"simulated.{name}": reason for name, reason in answer.simulated.absent.items()}
+    for name, reason in absent.items():
         missing[f"engines.*.*.{name}" if reason in GENERAL_REASONS else f"{path}.{name}"] = reason
     interval = answer.graph_bytes_interval
     return {
@@ -257,7 +326,16 @@ def _list(answer: ListAnswer | None, path: str, missing: dict[str, str]) -> dict
         "bytes_of_list": answer.bytes_of_list,
         "evidence": list(answer.evidence),
         "chosen_over_this": _ratio(answer.chosen_over_this),
+        "simulated": _simulated(answer.simulated),
     }
+
+
+def _simulated(of: Simulated | None) -> dict[str, Any] | None:
+    if of is None:
+        return None
+    values = asdict(of)
+    del values["absent"]
+    return values
 
 
 def _ratio(of: Ratio | None) -> dict[str, Any] | None:

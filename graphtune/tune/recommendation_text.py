@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from graphtune.engines.base import Flags
 from graphtune.tune.kv_budget import KvBudget
-from graphtune.tune.recommendation import Caution, EngineAnswer, ListAnswer, Recommendation
+from graphtune.tune.recommendation import Caution, EngineAnswer, ListAnswer, Recommendation, Simulated
 from graphtune.units import format_bytes, format_duration_s, format_us
 
 WIDTH = 80
@@ -55,6 +55,8 @@ def warnings_text(warnings: Iterable[Caution]) -> str:
 def traffic(of: Recommendation) -> str:
     """The traffic in words."""
     workload, context = of.workload, of.limits.context_tokens
+    if not workload.decode:
+        return workload.source
     asked = sum(share.weight for share in workload.decode)
     means = sorted({share.mean_kv_tokens or context for share in workload.decode})
     tokens = f"{means[0]:,.0f}" if len(means) == 1 else f"{means[0]:,.0f} to {means[-1]:,.0f}"
@@ -101,8 +103,9 @@ def _engine(answer: EngineAnswer) -> list[str]:
         return lines
     columns = [("recommended", answer.decode), ("engine default", answer.default), ("no graphs", answer.eager)]
     shown = [(title, of) for title, of in columns if of is not None]
+    rows = ROWS if answer.load is None else (*ROWS, *TRACE_ROWS)
     lines.append("  " + " " * 16 + "".join(f"{title:>20}" for title, _ in shown))
-    for title, cell in ROWS:
+    for title, cell in rows:
         lines.append(f"  {title:<16}" + "".join(f"{cell(of):>20}" for _, of in shown))
     if answer.memory is not None:
         lines += _wrapped(_memory(answer.memory), indent="  ", hang="  ")
@@ -167,6 +170,21 @@ ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
     ("graph memory", lambda of: "0" if of.is_eager else _bytes(of)),
     ("capture time", lambda of: "0" if of.is_eager else _seconds(of)),
     ("KV tokens", lambda of: "not known" if of.kv_tokens is None else f"{of.kv_tokens:,}"),
+)
+
+
+def _simulated(cell: Callable[[Simulated], str]) -> Callable[[ListAnswer], str]:
+    return lambda of: "not known" if of.simulated is None else cell(of.simulated)
+
+
+def _waits(seconds: float | None) -> str:
+    return "overloaded" if seconds is None else format_duration_s(seconds)
+
+
+TRACE_ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
+    ("tokens a second", _simulated(lambda of: f"{of.tokens_per_s:,.0f}")),
+    ("first token p99", _simulated(lambda of: _waits(of.ttft_p99_s))),
+    ("token gap p99", _simulated(lambda of: "-" if of.inter_token_p99_s is None else _waits(of.inter_token_p99_s))),
 )
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from graphtune.errors import InputError
 from graphtune.tune.simulation import Simulation, summary_of
-from graphtune.tune.step_times import PrefillRate, StepTimes
+from graphtune.tune.step_times import PrefillTimes, StepTimes
 from graphtune.tune.workloads.trace import Trace
 
 LONGEST_RUN = 64
@@ -78,7 +78,7 @@ def simulate(
     trace: Trace,
     server: Server,
     times: StepTimes,
-    prefill: PrefillRate,
+    prefill: PrefillTimes,
     load: float = 1.0,
     watch: Watch | None = None,
 ) -> Simulation:
@@ -96,7 +96,7 @@ def simulate(
     return summary_of(run, load)
 
 
-def capacity_per_s(trace: Trace, server: Server, times: StepTimes, prefill: PrefillRate) -> float:
+def capacity_per_s(trace: Trace, server: Server, times: StepTimes, prefill: PrefillTimes) -> float:
     """Requests per second that the server finishes when all of the trace is there at once."""
     return simulate(trace, server, times, prefill, float("inf")).requests_per_s
 
@@ -109,7 +109,7 @@ class _Run:
         trace: Trace,
         server: Server,
         times: StepTimes,
-        prefill: PrefillRate,
+        prefill: PrefillTimes,
         arrivals: np.ndarray,
         watch: Watch | None,
     ) -> None:

@@ -14,7 +14,7 @@ from graphtune.store import Sweep
 from graphtune.tune.latency_model import latency_model
 from graphtune.tune.simulate import Server, capacity_per_s, simulate
 from graphtune.tune.simulation import Simulation
-from graphtune.tune.step_times import PrefillRate, StepTimes, step_times
+from graphtune.tune.step_times import PrefillTimes, StepTimes, stated_prefill, step_times
 from graphtune.tune.workloads.trace import Trace
 from graphtune.units import swept_gpu_memory
 
@@ -45,7 +45,7 @@ class SimulatedServer:
 
     server: Server
     times: StepTimes
-    prefill: PrefillRate
+    prefill: PrefillTimes
     listed: str
 
     def run(self, trace: Trace, load: float) -> Simulation:
@@ -78,25 +78,14 @@ def simulated_server(sweep: Sweep, question: ServerQuestion) -> SimulatedServer:
             where="--kv-tokens",
             action="Give the figure that the server logs, or --recommendation FILE with one.",
         )
-    if question.prefill_tokens_per_s is None or not 0 < question.prefill_tokens_per_s < float("inf"):
-        raise InputError(
-            "sweeps hold no prefill times, and without them there is no waiting time to tell",
-            where="--prefill-tokens-per-s",
-            action="Give the prompt tokens per second that your server prefills.",
-        )
     model = latency_model(sweep.cells, eager_overhead_us=question.eager_overhead_us)
-    largest = max(
-        max(model.sizes(run, context), default=0) for run in ("graph", "eager") for context in model.contexts(run)
-    )
-    most = question.max_running_requests or largest
+    prefill = stated_prefill(question.prefill_tokens_per_s, model)
+    most = question.max_running_requests or model.largest_size
     sizes, padding, listed = _list(sweep, question, most, stored)
     times = step_times(model, sizes, most, padding)
     server = Server(most, kv_tokens, question.chunk_size, _page_size(sweep))
     server.check(times)
-    least_s = times.seconds(1, model.main_context)
-    return SimulatedServer(
-        server, times, PrefillRate(question.prefill_tokens_per_s, least_s, "--prefill-tokens-per-s"), listed
-    )
+    return SimulatedServer(server, times, prefill, listed)
 
 
 def _list(

@@ -81,7 +81,7 @@ class Simulation:
             prefill=tuple(PrefillShare(tokens, float(steps)) for tokens, steps in self.prefill),
             max_running_requests=self.max_running_requests,
             chunk_size=self.chunk_size,
-            source=f"{self.source} simulated at load {self.load:g}" + (", overloaded" if self.overload else ""),
+            source=f"{self.source} simulated at load {self.load:.3g}" + (", overloaded" if self.overload else ""),
             weighting="per_step",
         )
 

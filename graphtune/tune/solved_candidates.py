@@ -15,7 +15,7 @@ import numpy as np
 from graphtune.engines.base import Padding
 from graphtune.tune.bucket_solver import MOST_GRAPHS, StepCosts, solve, step_costs
 from graphtune.tune.candidates import Candidate, Evaluator
-from graphtune.tune.memory_model import MemoryModel
+from graphtune.tune.memory_model import MeasuredList, MemoryModel
 
 # Stands for a step that was not measured: no list that needs it can win, and none that does is kept.
 UNKNOWN_US = 1e9
@@ -37,15 +37,8 @@ def solved_candidates(
     Only sizes whose outputs were checked and passed are used, none above ``largest_size``; equal sizes appear once.
     """
     found: dict[tuple[int, ...], Candidate] = {}
-    usable = {
-        tuple(
-            size
-            for size in measured.list.sizes
-            if measured.serves((size,)) and (largest_size is None or size <= largest_size)
-        )
-        for measured in memory.lists
-    }
-    every = tuple(sorted({size for sizes in usable for size in sizes}))
+    usable = {_checked(measured, largest_size) for measured in memory.lists}
+    every = checked_sizes(memory, largest_size)
     if not every or not evaluator.steps:
         return ()
     raw, weights, graph, eager = _figures(evaluator, every)
@@ -59,6 +52,19 @@ def solved_candidates(
             if cost is not None and evaluation.expected_step_us is not None:
                 found[chosen] = Candidate(chosen, cost, evaluation)
     return tuple(found.values())
+
+
+def checked_sizes(memory: MemoryModel, largest_size: int | None = None) -> tuple[int, ...]:
+    """All sizes, ascending, whose outputs were checked and passed in some list that was captured whole."""
+    return tuple(sorted({size for measured in memory.lists for size in _checked(measured, largest_size)}))
+
+
+def _checked(measured: MeasuredList, largest_size: int | None) -> tuple[int, ...]:
+    return tuple(
+        size
+        for size in measured.list.sizes
+        if measured.serves((size,)) and (largest_size is None or size <= largest_size)
+    )
 
 
 def _best_of_each(costs: StepCosts, max_graphs: int) -> list[tuple[int, ...]]:

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -26,6 +26,15 @@ from graphtune.tune.candidates import bucket_for
 from graphtune.tune.latency_model import LatencyModel
 
 POINTS_BETWEEN_CONTEXTS = 8
+
+
+class PrefillTimes(Protocol):
+    """How long prefill steps take, and where that is from."""
+
+    @property
+    def source(self) -> str: ...
+
+    def seconds(self, tokens: int) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,20 @@ class PrefillRate:
 
     def seconds(self, tokens: int) -> float:
         return max(self.least_s, tokens / self.tokens_per_s)
+
+
+def stated_prefill(tokens_per_s: float | None, model: LatencyModel) -> PrefillRate:
+    """The rate that a user states. Raises InputError without one: sweeps hold no prefill times."""
+    if tokens_per_s is None or not 0 < tokens_per_s < float("inf"):
+        raise InputError(
+            "sweeps hold no prefill times, and without them there is no waiting time to tell",
+            where="--prefill-tokens-per-s",
+            action="Give the prompt tokens per second that your server prefills.",
+        )
+    smallest = model.sizes("graph", model.main_context)[0]
+    least = model.step(smallest, smallest, model.main_context)
+    assert least is not None
+    return PrefillRate(tokens_per_s, least.us * 1e-6, "--prefill-tokens-per-s")
 
 
 @dataclass(frozen=True)
@@ -118,7 +141,7 @@ def _row(
     """Times of one batch size at all contexts, and the last context that is measured or between measured ones."""
     found: list[float | None] = []
     for context in contexts:
-        figure = model.eager(requests, context) if bucket is None else model.replay(requests, bucket, context)
+        figure = model.step(requests, bucket, context)
         found.append(None if figure is None else figure.us * 1e-6)
     measured = [at for at, seconds in enumerate(found) if seconds is not None]
     if not measured:

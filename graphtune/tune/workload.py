@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from graphtune.errors import InputError
@@ -18,7 +17,6 @@ from graphtune.errors import InputError
 SCHEMA = 1
 Weighting = Literal["per_step", "per_second", "every_40th_step"]
 
-PRESETS = "uniform, or steady N (always N requests)"
 KEYS = {
     "schema",
     "kind",
@@ -79,31 +77,11 @@ def uniform(max_running_requests: int) -> Workload:
     return Workload(shares, (), max_running_requests, None, "uniform", "per_step")
 
 
-def steady(requests: int, where: str = "--workload") -> Workload:
+def steady(requests: int) -> Workload:
     """Always the same number of requests."""
     if requests < 1:
-        raise InputError(f"steady {requests} needs at least one request", where=where)
+        raise InputError(f"steady {requests} needs at least one request", where="--workload")
     return Workload((DecodeShare(requests, 1.0),), (), requests, None, f"steady {requests}", "per_step")
-
-
-def read_workload(text: str, default_max_running: int) -> Workload:
-    """A preset by name, or the histogram in a JSON file. Raises InputError with file and key.
-
-    ``uniform`` runs up to ``default_max_running``.
-    """
-    words = text.replace(":", " ").split()
-    if words == ["uniform"]:
-        return uniform(default_max_running)
-    if words[:1] == ["steady"]:
-        if len(words) == 2 and words[1].isascii() and words[1].isdigit():
-            return steady(int(words[1]))
-        raise InputError(
-            f"{text!r} does not say how many requests", where="--workload", action="Write for example 'steady 32'."
-        )
-    path = Path(text)
-    if not path.is_file():
-        raise InputError(f"{text!r} is no file and no preset", where="--workload", action=f"Presets: {PRESETS}.")
-    return parse_workload(path.read_bytes(), str(path))
 
 
 def parse_workload(content: str | bytes, file: str) -> Workload:

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphtune.errors import InputError
-from graphtune.tune.workload import DecodeShare, Workload, parse_workload, read_workload, steady, uniform
+from graphtune.tune.workload import DecodeShare, Workload, parse_workload, steady, uniform
+from graphtune.tune.workloads.presets import batch, interactive, ramp
+from graphtune.tune.workloads.trace import Trace
+from graphtune.tune.workloads.traffic import read_traffic
 
 rows = st.lists(
     st.fixed_dictionaries(
@@ -83,18 +86,38 @@ def test_text_that_is_no_histogram_is_refused(text: str) -> None:
 
 
 def test_presets() -> None:
-    assert read_workload("uniform", 3).decode == tuple(DecodeShare(n, 1.0) for n in (1, 2, 3))
-    assert read_workload("steady 32", 3) == read_workload("steady:32", 3) == steady(32)
+    assert read_traffic("uniform", 3) == uniform(3)
+    assert read_traffic("uniform 5", 3) == uniform(5)
+    assert read_traffic("steady 32", 3) == read_traffic("steady:32", 3) == steady(32)
+    assert [read_traffic(name, 8) for name in ("ramp", "interactive", "batch")] == [ramp(8), interactive(8), batch(8)]
 
 
-@pytest.mark.parametrize("text", ["steady", "steady x", "steady 0", "steady -3", "no/such/file.json", "steady 1 2", ""])
+@pytest.mark.parametrize(
+    "text",
+    ["steady", "steady x", "steady 0", "steady -3", "no/such/file.json", "steady 1 2", "ramp 0", "batch many", "", "."],
+)
 def test_what_is_no_preset_and_no_file_is_refused(text: str) -> None:
     with pytest.raises(InputError) as caught:
-        read_workload(text, 8)
-    assert caught.value.where == "--workload"
+        read_traffic(text, 8)
+    assert caught.value.where in ("--workload", None)
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "traffic.json"
+@pytest.mark.parametrize("name", ["traffic.json", "traffic"])
+def test_the_content_of_a_file_says_what_it_is(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     path.write_text(json.dumps(uniform(4).as_dict()))
-    assert read_workload(str(path), 99) == uniform(4)
+    assert read_traffic(str(path), 99) == uniform(4)
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,7\n1.5,6,8\n")
+    if name == "traffic":
+        found = read_traffic(str(path), 99)
+        assert isinstance(found, Trace) and found.arrivals_s.tolist() == [0.0, 1.5]
+        path.write_text(json.dumps(found.as_dict()))
+    else:
+        path.write_text(json.dumps({"schema": 1, "kind": "trace", "arrivals_s": [0], "prompt_tokens": [1]}))
+        with pytest.raises(InputError, match="must be a list"):
+            read_traffic(str(path), 99)
+        return
+    assert isinstance(read_traffic(str(path), 99), Trace)
+    path.write_text("requests,steps\n4,10\n9,1\n")
+    histogram = read_traffic(str(path), 99)
+    assert isinstance(histogram, Workload) and [share.requests for share in histogram.decode] == [4, 9]

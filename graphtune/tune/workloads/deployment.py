@@ -104,8 +104,8 @@ def in_steps(
     if unknown:
         raise InputError(
             f"the sweep has no step time for {', '.join(map(str, sorted(unknown)[:6]))} requests",
-            where="--sweep",
-            action="Sweep sizes up to the largest batch of the log.",
+            where=workload.source,
+            action="Sweep sizes up to its largest batch.",
         )
     served_by = "a graph of each size's own" if captured is None else captured_from
     return replace(

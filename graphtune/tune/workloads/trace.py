@@ -42,7 +42,7 @@ GENERATED_NAMES = (
     "num_decode_tokens",
     "Response tokens",
 )
-_ARRIVALS = {plain(name) + unit: factor for name in ARRIVAL_NAMES for unit, factor in SECONDS.items()}
+ARRIVALS = {plain(name) + unit: factor for name in ARRIVAL_NAMES for unit, factor in SECONDS.items()}
 _DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _NUMBER = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?) ?([a-z]*)")
 
@@ -83,12 +83,12 @@ def read_trace(name: str) -> Trace:
     CSV columns are found by their common names. Times are dates, or numbers of seconds unless the column's name or the
     cells say ms, us or ns; all cells of a column must say it alike.
     """
-    return _read_json(name) if name.endswith(".json") else _read_csv(name)
+    return read_json_trace(name) if name.endswith(".json") else _read_csv(name)
 
 
 def _read_csv(name: str) -> Trace:
     table = Table(name)
-    arrival = table.column(*_ARRIVALS)
+    arrival = table.column(*ARRIVALS)
     prompt, generated = (table.column(*map(plain, names)) for names in (PROMPT_NAMES, GENERATED_NAMES))
     if arrival is None:
         raise table.missing("the time of arrival", ARRIVAL_NAMES)
@@ -96,7 +96,7 @@ def _read_csv(name: str) -> Trace:
         raise table.missing("prompt tokens", PROMPT_NAMES)
     if generated is None:
         raise table.missing("generated tokens", GENERATED_NAMES)
-    clock = _Clock(arrival, _ARRIVALS[arrival])
+    clock = _Clock(arrival, ARRIVALS[arrival])
     seconds: list[float] = []
     prompts: list[int] = []
     outputs: list[int] = []
@@ -164,7 +164,8 @@ class _Clock:
         return (at - self._origin).total_seconds() + float(f"0.{date[3] or 0}")
 
 
-def _read_json(name: str) -> Trace:
+def read_json_trace(name: str) -> Trace:
+    """A trace in graphtune's own JSON. Raises InputError naming file and key."""
     try:
         values = json.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,0 +1,123 @@
+"""A request trace as traffic of one engine: played on a simulated server under a list, with the KV cache it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from graphtune.engines.base import Engine, Padding
+from graphtune.errors import InputError
+from graphtune.tune.candidates import Candidate
+from graphtune.tune.engine_answer import answer_for, nothing_fits
+from graphtune.tune.limits import Budgets, too_little
+from graphtune.tune.measurements import Measurements
+from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer, Simulated
+from graphtune.tune.simulate import Server
+from graphtune.tune.simulated_server import SimulatedServer
+from graphtune.tune.simulation import Simulation
+from graphtune.tune.solved_candidates import checked_sizes
+from graphtune.tune.step_times import PrefillTimes, step_times
+from graphtune.tune.workload import Workload
+from graphtune.tune.workloads.trace import Trace
+
+# A list decides how long steps take, they decide which batches form, and those decide the list: so often at most.
+MOST_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class TraceTraffic:
+    """A trace with what decides how it meets a server. ``load`` is as written: ``4``, or ``80%`` of what the server can
+    take with a graph at every measured size."""
+
+    trace: Trace
+    load: str
+    prefill: PrefillTimes
+    chunk_size: int
+    max_running_requests: int
+    page_size: int
+
+
+@dataclass(frozen=True)
+class Playback:
+    """A trace on the servers of one engine. ``load`` is how many times as dense as recorded it arrives."""
+
+    engine: Engine
+    traffic: TraceTraffic
+    of: Measurements
+    load: float = 1.0
+
+    def server(self, sizes: Sequence[int], kv_tokens: int, padding: Padding | None = None) -> SimulatedServer:
+        """Raises InputError for sizes without step times."""
+        traffic = self.traffic
+        most = traffic.max_running_requests
+        times = step_times(self.of.model, sizes, most, padding or self.engine.dispatch.decode)
+        limits = Server(most, max(kv_tokens, 1), traffic.chunk_size, traffic.page_size)
+        return SimulatedServer(limits, times, traffic.prefill, "")
+
+    def run(self, sizes: Sequence[int], kv_tokens: int, padding: Padding | None = None) -> Simulation:
+        return self.server(sizes, kv_tokens, padding).run(self.traffic.trace, self.load)
+
+    def simulated(self, of: ListAnswer, padding: Padding | None = None) -> ListAnswer:
+        """The list with what the trace comes to under it, or with the reason why that is not known."""
+        if of.kv_tokens is None:
+            return of.without("simulated", "its KV tokens are not known")
+        try:
+            found = self.run(of.capture_sizes, of.kv_tokens, padding)
+        except InputError as error:
+            return of.without("simulated", error.message)
+        return replace(of, simulated=Simulated.of(found))
+
+
+def answer_for_trace(
+    engine: Engine, traffic: TraceTraffic, limits: Limits, of: Measurements
+) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
+    """As ``answer_for``, on the batches that the trace makes under the recommended list itself.
+
+    The first batches are those under a graph at every checked size with all that leaves for KV. Raises InputError where
+    there is no KV budget to simulate with.
+    """
+    bare = Budgets(engine, limits, of, 1)(None)
+    if bare is None:
+        raise InputError(
+            f"a trace needs to know how many tokens the KV cache holds: {of.why_no_budget}", where="--workload"
+        )
+    if not bare.fits:
+        return nothing_fits(engine, too_little(bare, limits), bare), ()
+    sizes, kv_tokens = checked_sizes(of.memory, traffic.max_running_requests), bare.kv_tokens
+    playback = Playback(engine, traffic, of)
+    playback = replace(playback, load=playback.server(sizes, kv_tokens).load_of(traffic.load, traffic.trace))
+    seen: list[tuple[int, ...]] = []
+    while True:
+        found = playback.run(sizes, kv_tokens)
+        workload = found.workload()
+        if not workload.decode:
+            raise InputError("no request of the trace generates more than one token", where="--workload")
+        answer, candidates = answer_for(engine, workload, limits, of)
+        answer = replace(answer, load=playback.load, overload=found.overload)
+        if answer.decode is None or answer.memory is None:
+            return answer, candidates
+        settled = answer.decode.capture_sizes == sizes
+        seen.append(sizes)
+        if settled or len(seen) == MOST_ROUNDS or answer.decode.capture_sizes in seen:
+            return _with_simulations(replace(answer, settled=settled), playback), candidates
+        sizes, kv_tokens = answer.decode.capture_sizes, answer.memory.kv_tokens
+
+
+def not_simulated(traffic: Workload | TraceTraffic) -> Workload:
+    """What stands for traffic where no engine has room to serve it: a trace without its steps."""
+    if isinstance(traffic, Workload):
+        return traffic
+    source = f"{traffic.trace.source}, not simulated"
+    return Workload((), (), traffic.max_running_requests, traffic.chunk_size, source, "per_step")
+
+
+def _with_simulations(answer: EngineAnswer, playback: Playback) -> EngineAnswer:
+    dispatch = answer.dispatch
+    assert answer.decode is not None
+    return replace(
+        answer,
+        decode=playback.simulated(answer.decode),
+        default=answer.default and playback.simulated(answer.default, dispatch.decode_by_default),
+        eager=answer.eager and playback.simulated(answer.eager),
+        runner_up=answer.runner_up and playback.simulated(answer.runner_up),
+    )
