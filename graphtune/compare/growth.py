@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from graphtune.results import Capture, CapturedList, CellResult
+from graphtune.results import Capture, CapturedList, CellResult, LaunchProfile
 
 _Setting = tuple[str, str, tuple[int, ...], str, str, str]
+_Step = tuple[str, str | None, int, int, str]
 
 MOST_KERNELS = 6
 """Kernels named in one sentence, those with the most nodes gained or lost first."""
@@ -106,16 +107,24 @@ def _first_lists(cells: Sequence[CellResult]) -> dict[_Setting, CapturedList]:
 
 def _launches(base: Sequence[CellResult], new: Sequence[CellResult]) -> Iterable[str]:
     before, after = _first_profiles(base), _first_profiles(new)
-    for key, launches in before.items():
+    for key, was in before.items():
         now = after.get(key)
-        if now is not None and now != launches:
-            size, context, execution = key
-            yield f"{execution} step of {size} at {context}: kernel launches went from {launches} to {now}"
+        if now is None:
+            continue
+        backend = f" ({was.backend})" if was.backend else ""
+        name = f"{was.phase} {was.execution} step of {was.size} at {was.context_tokens}{backend}"
+        for what, old, count in (
+            ("kernel launches", was.launches, now.launches),
+            ("segments", was.segments, now.segments),
+            ("launches in the breaks between segments", was.launches_in_breaks, now.launches_in_breaks),
+        ):
+            if None not in (old, count) and old != count:
+                yield f"{name}: {what} went from {old} to {count}"
 
 
-def _first_profiles(cells: Sequence[CellResult]) -> dict[tuple[int, int, str], int]:
-    found: dict[tuple[int, int, str], int] = {}
+def _first_profiles(cells: Sequence[CellResult]) -> dict[_Step, LaunchProfile]:
+    found: dict[_Step, LaunchProfile] = {}
     for cell in cells:
-        for profile in cell.launch_profiles:
-            found.setdefault((profile.size, profile.context_tokens, profile.execution), profile.launches)
+        for one in cell.launch_profiles:
+            found.setdefault((one.phase, one.backend, one.size, one.context_tokens, one.execution), one)
     return found

@@ -16,6 +16,8 @@ FailOn = Literal["slower", "memory", "any", "none"]
 KINDS: tuple[Kind, ...] = ("time", "capture", "memory")
 UNITS: dict[Kind, str] = {"time": "us", "capture": "s", "memory": "bytes"}
 VERDICTS: tuple[Verdict, ...] = ("slower", "larger", "faster", "smaller", "same", "undecided", "missing")
+PURPOSES = ("main", "joint", "memory")
+"""Cells that are compared. Controls are not: they run alone in a process, which other captures do not."""
 WORSE: tuple[Verdict, ...] = ("slower", "larger")
 BETTER: tuple[Verdict, ...] = ("faster", "smaller")
 
@@ -24,8 +26,10 @@ BETTER: tuple[Verdict, ...] = ("faster", "smaller")
 class What:
     """What a row measured; two sweeps are matched by equality of this.
 
-    Points (kind ``time``) carry sizes, context and execution; captured lists carry their sizes and settings; figures
-    of the loaded model (weights, workspace) carry neither. The name of a list is no part of it: its sizes are.
+    Points (kind ``time``) carry sizes, context and execution, those of prefill the number of requests too; captured
+    lists carry their sizes and settings; figures of the loaded model (weights, workspace) carry neither. The name of a
+    list is no part of it: its sizes are. ``purpose`` tells how a list was captured: ``main`` (first in its process or
+    after others were torn down), ``joint`` (into one pool with the other phase's), ``memory`` (for its bytes alone).
     """
 
     kind: Kind
@@ -42,6 +46,8 @@ class What:
     order: str | None = None
     output: str | None = None
     workspace: str | None = None
+    requests: int | None = None
+    purpose: str = "main"
 
     @property
     def group(self) -> str:
@@ -49,10 +55,11 @@ class What:
         return " ".join(part for part in (self.phase, self.execution, self.quantity) if part)
 
     @property
-    def sort_key(self) -> tuple[int, str, int, int, int, int]:
-        """Times first, then by group, context and size."""
-        sizes = len(self.sizes), self.sizes[-1] if self.sizes else 0
-        return (KINDS.index(self.kind), self.group, self.context_tokens or 0, self.raw_size or 0, *sizes)
+    def sort_key(self) -> tuple[int | str, ...]:
+        """Times first, then by group, backend, context, requests and size."""
+        place = (KINDS.index(self.kind), self.group, PURPOSES.index(self.purpose), self.backend or "")
+        sizes = (self.raw_size or 0, len(self.sizes), self.sizes[-1] if self.sizes else 0)
+        return (*place, self.context_tokens or 0, self.requests or 0, *sizes)
 
 
 @dataclass(frozen=True)

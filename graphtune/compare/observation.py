@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from graphtune.compare.model import What
+from graphtune.compare.model import PURPOSES, What
 from graphtune.results import CapturedList, CellResult, Point, Samples
 from graphtune.stats import Time, median_us
 
 TIMES: tuple[Time, ...] = ("step_us", "gpu_us")
 """Compared unless asked otherwise: what a server pays per step, and the device's part of it."""
 LIST_BYTES = ("graph_bytes", "peak_bytes")
+WORDS = {"joint": "in one pool with the other phase", "memory": "for memory alone"}
 MODEL_BYTES = ("weights_bytes", "workspace_bytes", "static_buffer_bytes")
 
 
@@ -34,13 +35,12 @@ def observe(cells: Iterable[CellResult], times: Sequence[Time] = TIMES) -> dict[
     """Everything comparable that the cells measured.
 
     Times are medians of a point's samples; samples that carry a flag are left out and counted. Cells of one process
-    number that measured the same thing are averaged. Control captures are left out: they run alone in a process, which
-    other captures do not.
+    number that measured the same thing are averaged. Control captures are left out.
     """
     found: dict[What, Observation] = defaultdict(Observation)
     values: dict[What, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
-        if cell.cell.get("purpose", "main") != "main":
+        if _purpose(cell) not in PURPOSES:
             continue
         process = int(cell.cell.get("process", 1))
         for what, value, flagged, failure, label in _readings(cell, times):
@@ -63,11 +63,16 @@ def _readings(cell: CellResult, times: Sequence[Time]) -> Iterator[_Reading]:
     phase = str(cell.cell.get("phase", "decode"))
     for point in cell.points:
         yield from _point(point, page, times)
+    purpose = _purpose(cell)
     for of in cell.captured_lists:
-        yield from _list(of, attention, page)
-    if cell.model is not None:
+        yield from _list(of, attention, page, purpose)
+    if cell.model is not None and purpose == "main":
         for name in MODEL_BYTES:
             yield What("memory", phase, name, attention, page), float(getattr(cell.model, name)), False, None, ""
+
+
+def _purpose(cell: CellResult) -> str:
+    return str(cell.cell.get("purpose", "main"))
 
 
 def _point(point: Point, page: int, times: Sequence[Time]) -> Iterator[_Reading]:
@@ -83,6 +88,7 @@ def _point(point: Point, page: int, times: Sequence[Time]) -> Iterator[_Reading]
             padded_size=point.padded_size,
             context_tokens=point.context_tokens,
             backend=point.backend,
+            requests=point.requests,
         )
         samples: Samples | None = getattr(point, time)
         if point.status != "ok":
@@ -92,8 +98,11 @@ def _point(point: Point, page: int, times: Sequence[Time]) -> Iterator[_Reading]
             yield what, None if flagged else median_us(samples), flagged, None, ""
 
 
-def _list(of: CapturedList, attention: str, page: int) -> Iterator[_Reading]:
-    for quantity in (*LIST_BYTES, "capture_s"):
+def _list(of: CapturedList, attention: str, page: int, purpose: str) -> Iterator[_Reading]:
+    """Bytes and seconds of a list. Where its bytes outside torch are unknown, as of lists that come later in a process,
+    torch's part stands in; lists that were captured for their memory alone have no other figure."""
+    of_list = ("torch_bytes" if of.graph_bytes is None and of.torch_bytes is not None else "graph_bytes",)
+    for quantity in of_list if purpose == "memory" else (*of_list, *LIST_BYTES[1:], "capture_s"):
         what = What(
             "capture" if quantity == "capture_s" else "memory",
             of.list.phase,
@@ -105,6 +114,7 @@ def _list(of: CapturedList, attention: str, page: int) -> Iterator[_Reading]:
             order=of.list.order,
             output=of.list.output,
             workspace=of.list.workspace,
+            purpose=purpose,
         )
         if of.status != "ok":
             yield what, None, False, of.reason or of.status, of.list.name
@@ -118,6 +128,8 @@ def names(things: Sequence[tuple[What, str]]) -> list[str]:
     several_attentions = len({what.attention for what, _ in things}) > 1
     several_pages = len({what.page_size for what, _ in things}) > 1
     settings = {(what.order, what.output, what.workspace) for what, _ in things if what.order}
+    backends = {(what.phase, what.backend) for what, _ in things if what.backend not in (None, "eager")}
+    split = {phase for phase, _ in backends if sum(other == phase for other, _ in backends) > 1}
 
     def name(what: What, label: str) -> str:
         parts = [what.group]
@@ -125,12 +137,15 @@ def names(things: Sequence[tuple[What, str]]) -> list[str]:
             padded = "" if what.raw_size == what.padded_size else f" in {what.padded_size}"
             noun = "token" if what.phase == "prefill" else "request"
             noun += "s" if (what.padded_size or 0) != 1 else ""
-            parts.append(f"{what.raw_size}{padded} {noun} at {what.context_tokens}")
+            several = f" of {what.requests} requests" if (what.requests or 1) > 1 else ""
+            parts.append(f"{what.raw_size}{padded} {noun}{several} at {what.context_tokens}")
         if what.sizes:
             words = [label, f"{len(what.sizes)} to {what.sizes[-1]}"]
             if len(settings) > 1:
                 words += [f"{what.order}", f"{_short(what.output)}/{_short(what.workspace)}"]
             parts.append(" ".join(words))
+        parts += [what.backend] if what.backend not in (None, "eager") and what.phase in split else []
+        parts += [] if what.purpose == "main" else [WORDS[what.purpose]]
         parts += [what.attention] if several_attentions else []
         parts += [f"page {what.page_size}"] if several_pages else []
         return ", ".join(parts)
