@@ -27,11 +27,20 @@ class PointKey(NamedTuple):
     context_tokens: int
     execution: Execution
     attention: str
+    backend: str
+    requests: int | None
 
 
 def key_of(point: Point) -> PointKey:
     return PointKey(
-        point.phase, point.raw_size, point.padded_size, point.context_tokens, point.execution, point.attention
+        point.phase,
+        point.raw_size,
+        point.padded_size,
+        point.context_tokens,
+        point.execution,
+        point.attention,
+        point.backend,
+        point.requests,
     )
 
 
