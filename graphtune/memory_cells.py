@@ -45,8 +45,10 @@ def _cell(cells: Sequence[Cell], phase: Phase, backend: str, choice: MemoryChoic
         wanted += _random_lists(like, sizes, orders, choice, draw)
     return replace(
         holding[0],
+        phase=phase,
         lists=tuple(wanted),
         latency=(),
+        prefill_latency=(),
         profile_sizes=(),
         gate=False,
         purpose="memory",

@@ -35,13 +35,26 @@ class LatencyAt:
 
 
 @dataclass(frozen=True)
+class PrefillAt:
+    """Prefills to time on the cell's prefill list: ``tokens`` new ones, in ``requests`` equal parts, each behind
+    ``prefix_tokens`` cached ones."""
+
+    tokens: tuple[int, ...]
+    requests: int = 1
+    prefix_tokens: int = 0
+    executions: tuple[Execution, ...] = ("graph", "eager")
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One process. It captures ``lists`` in turn and times ``latency`` while the first is live.
+    """One process. It captures ``lists`` in turn and times ``latency`` while the first is live, or ``prefill_latency``
+    when that is a prefill list. ``phase`` is the phase of the lists; a joint cell holds both.
 
     ``model_config`` is the content of the Hugging Face config.json, so that an id names what was measured;
     ``weights`` is a folder of safetensors, or null for random weights. ``process`` counts repeats (1, 2, ...).
     ``purpose`` is ``main``, ``control`` (a list measured again alone) or ``memory`` (lists captured for their memory
-    alone; those of one size record what they ask of the allocator).
+    alone; those of one size record what they ask of the allocator), or ``joint`` (two lists of different phases that
+    are captured one after the other into one pool, with nothing torn down in between).
     """
 
     model_name: str
@@ -61,6 +74,7 @@ class Cell:
     gate: bool = True
     purpose: str = "main"
     process: int = 1
+    prefill_latency: tuple[PrefillAt, ...] = ()
 
     @property
     def id(self) -> str:

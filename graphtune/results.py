@@ -23,8 +23,11 @@ StopRule = Literal["noise", "time", "count"]
 class CaptureList:
     """One list of bucket sizes with the settings it is captured under.
 
-    ``sizes`` ascend without duplicates, in requests (decode) or tokens (prefill). ``backend`` is ``full`` on every
-    device: on a GPU it records a CUDA graph, on the CPU a tape (``Environment.graph_mechanism`` says which).
+    ``sizes`` ascend without duplicates, in requests (decode) or tokens (prefill). ``backend`` is ``full`` (the whole
+    forward recorded) or ``breakable`` (segments between eager attention) on every device: on a GPU it records CUDA
+    graphs, on the CPU tapes (``Environment.graph_mechanism`` says which). ``waste_cap``: padded tokens per real one
+    above which a prefill runs eager; None is no cap. ``request_slots``: requests that every replay of a full prefill
+    has, those without tokens included.
     """
 
     name: str
@@ -34,6 +37,8 @@ class CaptureList:
     order: Order = "descending"
     output: Sharing = "shared"
     workspace: Sharing = "shared"
+    waste_cap: float | None = None
+    request_slots: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,14 +60,15 @@ class Samples:
 class Point:
     """Latency of one step at one (size, context, execution). Three times are kept apart.
 
-    Decode: sizes in requests, ``context_tokens`` their mean KV tokens, ``requests`` null. Prefill: sizes in new tokens
-    of the batch of ``requests``, ``context_tokens`` the cached prefix of each.
-
     ``gpu_us``: CUDA events directly around the replay (or the eager forward), the device idle before.
     ``host_us``: step entry to the return of the last launch, the device idle before; split into ``plan_us`` (metadata
     and plan), ``fill_us`` (static buffers; null for eager) and ``launch_us``.
     ``step_us``: steps in a row, each ended by waiting for its output, wall time per step, lengths advancing.
     ``overlap_us``: the same with the next step prepared once the shared tensors have been read.
+
+    Of a prefill, ``raw_size`` counts new tokens of all ``requests`` together and ``context_tokens`` is each request's
+    cached prefix. A prefill is launched in many parts, segments or kernels, so ``gpu_us`` holds the waits for them, and
+    ``step_us`` is the same run's wall time from the device being idle to the logits.
     """
 
     phase: Phase
@@ -298,7 +304,7 @@ class Environment:
 class ModelFacts:
     """Sizes of the model as loaded; ``shard_of`` is N when the shapes are those of one rank of N, else 1.
 
-    ``attention_kernels`` and ``layer_kernels`` name the implementations that ran.
+    ``attention_kernels`` (decode), ``prefill_kernels`` (attention too) and ``layer_kernels`` name what ran.
     """
 
     weights_bytes: int
@@ -312,6 +318,7 @@ class ModelFacts:
     load: str
     attention_kernels: str | None = None
     layer_kernels: str | None = None
+    prefill_kernels: str | None = None
 
 
 @dataclass(frozen=True)
@@ -336,4 +343,9 @@ class CellResult:
     log_path: str | None = None
     unmeasured: tuple[CaptureList, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def purpose(self) -> str:
+        """What the process was for, see ``plan.Cell``."""
+        return str(self.cell.get("purpose", "main"))
     timelines: tuple[Timeline, ...] = ()
