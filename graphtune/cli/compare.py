@@ -32,8 +32,12 @@ TIMES: tuple[Time, ...] = ("step_us", "gpu_us", "host_us", "plan_us", "fill_us",
 
 
 def compare(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="Folder of the baseline sweep.", show_default=False)],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of the candidate sweep.", show_default=False)],
+    base: Annotated[
+        Path, typer.Argument(metavar="BASE", help="Folder of the baseline sweep, or a server log.", show_default=False)
+    ],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Folder of the candidate sweep, or a server log.", show_default=False)
+    ],
     format_: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.TABLE,
     json_: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
     output: Annotated[
@@ -57,8 +61,12 @@ def compare(
 ) -> None:
     """Compare two sweeps: what is slower, larger, faster or smaller, and what cannot be told apart.
 
+    Two server logs of an engine, or two files with the JSON of SGLang's /server_info, are compared in the same way:
+    bytes and seconds of captures, and what else the servers say of themselves.
+
     Exit codes: 0 no finding, 1 a finding (--fail-on), 2 bad input, such as sweeps of different devices.
     """
+    from graphtune.compare.logs import compare_logs
     from graphtune.compare.sweeps import ALLOWED, compare_sweeps, read_comparable
     from graphtune.compare.thresholds import load_thresholds
 
@@ -66,16 +74,33 @@ def compare(
     allowed = _listed(allow, ALLOWED, "--allow")
     chosen = tuple(time for time in TIMES if time in _listed(times, TIMES, "--times"))
     limits = load_thresholds(thresholds) if thresholds is not None else None
-    before = read_comparable(base)
-    if neutral_without_gpu and (reason := _no_gpu(new, before.device)):
-        typer.echo(_not_compared(reason, format_), nl=False)
-        return
-    comparison = compare_sweeps(before, read_comparable(new), limits, allow=allowed, times=chosen)
+    if _are_logs(base, new):
+        comparison = compare_logs(str(base), str(new), limits)
+    else:
+        before = read_comparable(base)
+        if neutral_without_gpu and (reason := _no_gpu(new, before.device)):
+            typer.echo(_not_compared(reason, format_), nl=False)
+            return
+        comparison = compare_sweeps(before, read_comparable(new), limits, allow=allowed, times=chosen)
     typer.echo(_text(comparison, format_, fail_on), nl=False)
     if output is not None:
         _write_page(comparison, output)
     if comparison.findings(fail_on.value):
         raise typer.Exit(1)
+
+
+def _are_logs(base: Path, new: Path) -> bool:
+    """True for two files; InputError for a file and a folder."""
+    from graphtune.errors import InputError
+
+    if base.is_file() != new.is_file() and base.exists() and new.exists():
+        file, folder = (base, new) if base.is_file() else (new, base)
+        raise InputError(
+            "a server log cannot be compared with a sweep",
+            where=f"{file} and {folder}",
+            action="Name two folders that `graphtune sweep` wrote, or two logs.",
+        )
+    return base.is_file() or new.is_file()
 
 
 def _listed(text: str, known: tuple[str, ...], where: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ def json_object(comparison: Comparison, fail_on: FailOn) -> dict[str, Any]:
         "schema": SCHEMA,
         "status": "findings" if findings else "ok",
         "reason": None,
+        "compared": comparison.compared,
         "base": asdict(comparison.base),
         "new": asdict(comparison.new),
         "fail_on": fail_on,

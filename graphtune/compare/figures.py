@@ -41,14 +41,16 @@ def title(comparison: Comparison) -> str:
     base, new = comparison.base, comparison.new
     same_model, same_device = base.model_name == new.model_name, base.device_name == new.device_name
     model = new.model_name if same_model else f"{base.model_name} against {new.model_name}"
-    return f"{model} on {new.device_name if same_device else f'{base.device_name} against {new.device_name}'}"
+    device = new.device_name if same_device else f"{base.device_name} against {new.device_name}"
+    return f"{model} on {device}" if device else model
 
 
 def side_text(comparison: Comparison, *, base: bool) -> str:
-    """Path, date, number of processes and commit of a side."""
+    """Path, date, number of processes or starts, and commit of a side."""
     side = comparison.base if base else comparison.new
+    plural = "" if side.processes == 1 else "es" if comparison.unit.endswith("s") else "s"
     commit = f", commit {short_commit(side.commit)}" if side.commit else ""
-    return f"{side.path} ({side.date}, {side.processes} process{'' if side.processes == 1 else 'es'}{commit})"
+    return f"{side.path} ({side.date}, {side.processes} {comparison.unit}{plural}{commit})"
 
 
 def short_commit(name: str) -> str:

@@ -98,7 +98,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two sweeps. ``commit`` is that of the code under test, where it is known."""
+    """One of the two sweeps, or logs. ``commit`` is that of the code under test, where it is known. A log states no
+    recipe and no device (empty); its ``model_name`` is the engine's name and version, its ``processes`` are starts."""
 
     path: str
     recipe_name: str
@@ -111,7 +112,7 @@ class Side:
 
 
 class Change(NamedTuple):
-    """Something about the two sweeps that differs and may be the cause."""
+    """Something about the two sides that differs and may be the cause."""
 
     what: str
     base: str
@@ -128,7 +129,7 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows with verdicts, and what else differs between the two sweeps.
+    """Rows with verdicts, and what else differs between the two sweeps, or server logs.
 
     ``tested`` rows share the error probability ``1 - confidence``. ``growth`` says how graphs differ in nodes, launches
     or kernels; ``flagged`` counts readings left out, ``ignored`` rows that the thresholds leave out.
@@ -144,13 +145,22 @@ class Comparison:
     notes: tuple[str, ...] = ()
     flagged: int = 0
     ignored: int = 0
+    compared: Literal["sweeps", "logs"] = "sweeps"
+
+    @property
+    def unit(self) -> str:
+        """What counts once: a process of a sweep, or a server's start in a log."""
+        return "process" if self.compared == "sweeps" else "start"
 
     @property
     def method(self) -> str:
         """How intervals came about, in one sentence."""
+        each, units = "geometric mean over starts", "starts"
+        if self.compared == "sweeps":
+            each, units = "median per process, geometric mean over processes", "processes"
         return (
-            "The process is the unit: median per process, geometric mean over processes, variance between processes "
-            "pooled over the rows of a phase, execution and quantity (Student's t). Intervals hold for all "
+            f"The {self.unit} is the unit: {each}, variance between {units} pooled over the rows of a phase, "
+            "execution and quantity (Student's t). Intervals hold for all "
             f"{self.tested} tested rows together with {self.confidence:.0%} (Bonferroni)."
         )
 

@@ -24,13 +24,11 @@ def as_table(comparison: Comparison) -> str:
     lines += _wrap(left_out) if (left_out := omissions(comparison)) else []
     worst = comparison.worst()
     if worst:
-        lines += ["", "Worst", *_rows(worst)]
-    if means := comparison.means():
+        lines += ["", "Worst", *_rows(worst, figures=True)]
+    # The mean of one row is that row.
+    if means := [mean for mean in comparison.means() if mean.rows > 1]:
         lines += ["", "Geometric means (new over base)"]
-        lines += [
-            f"  {mean.group:<40.40} {ratio_text(mean.ratio):>7}  over {mean.rows} row{'' if mean.rows == 1 else 's'}"
-            for mean in means
-        ]
+        lines += [f"  {mean.group:<40.40} {ratio_text(mean.ratio):>7}  over {mean.rows} rows" for mean in means]
     for verdict in comparison.counts:
         rows = tuple(row for row in comparison.rows if row.verdict == verdict and row not in worst)
         if rows and verdict != "same":
@@ -48,16 +46,17 @@ def as_table(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(rows: tuple[Row, ...]) -> list[str]:
-    """A row's name and figures, on two lines where they do not fit one. Equal reasons are said once, after the last."""
+def _rows(rows: tuple[Row, ...], *, figures: bool = False) -> list[str]:
+    """A row's name, ratio and verdict, on two lines where they do not fit one; what it was and is where it got worse or
+    ``figures`` asks for it. Equal reasons are said once, after the last."""
     lines: list[str] = []
     for index, row in enumerate(rows):
-        figures = f"{ratio_text(row.ratio):>6} {interval_text(row):>13}  {row.verdict:<9}"
+        told = f"{ratio_text(row.ratio):>6} {interval_text(row):>13}  {row.verdict:<9}"
         name = _flat(row.name)
-        fits = len(name) <= WIDTH - len(figures) - 4
+        fits = len(name) <= WIDTH - len(told) - 4
         lines += [] if fits else _wrap(name, "  ")
-        lines.append(f"  {name if fits else '':<{WIDTH - len(figures) - 4}}  {figures}".rstrip())
-        if row.base is not None and row.new is not None and row.worse:
+        lines.append(f"  {name if fits else '':<{WIDTH - len(told) - 4}}  {told}".rstrip())
+        if row.base is not None and row.new is not None and (row.worse or figures):
             kind = row.what.kind
             lines.append(f"    {value_text(kind, row.base)} → {value_text(kind, row.new)}")
         following = rows[index + 1].reason if index + 1 < len(rows) else None
