@@ -2,8 +2,8 @@
 
     python benchmarks/recommend_time.py SWEEP TRACE.csv [--prefill-tokens-per-s 30000]
 
-Times the whole command in a fresh process, as a user waits for it. The targets are 3 s for a histogram, 15 s for a trace
-and one engine, 40 s for all three.
+Times the whole command in a fresh process, as a user waits for it. The targets are 3 s for a histogram, 15 s for a
+trace and one engine, 40 s for all three.
 """
 
 from __future__ import annotations

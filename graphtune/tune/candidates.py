@@ -102,13 +102,16 @@ class Evaluator:
 
     def __init__(self, steps: Iterable[Step], model: LatencyModel, cap_factor: float | None = None) -> None:
         self.steps = tuple(step for step in steps if step.weight > 0)
-        self._weight = math.fsum(step.weight for step in self.steps)
+        self.weight = math.fsum(step.weight for step in self.steps)
         self._cap_factor = cap_factor
         self.model = model
 
+    def bucket(self, raw: int, sizes: tuple[int, ...], padding: Padding) -> int | None:
+        return bucket_for(raw, sizes, padding, self._cap_factor)
+
     def evaluate(self, sizes: tuple[int, ...], padding: Padding) -> Evaluation:
         """``sizes`` ascend."""
-        buckets = [bucket_for(step.requests, sizes, padding, self._cap_factor) for step in self.steps]
+        buckets = [self.bucket(step.requests, sizes, padding) for step in self.steps]
         served = [(step, bucket) for step, bucket in zip(self.steps, buckets, strict=True) if bucket is not None]
         computed = sum(step.weight * bucket for step, bucket in served)
         figures = self._figures(self.model, buckets)
@@ -119,7 +122,7 @@ class Evaluator:
         return Evaluation(
             expected_step_us=self._mean(known) if complete else None,
             provenance=("measured" if measured else "interpolated") if complete else None,
-            coverage=sum(step.weight for step, _ in served) / self._weight if self._weight else 0.0,
+            coverage=sum(step.weight for step, _ in served) / self.weight if self.weight else 0.0,
             padding_waste=sum(s.weight * (b - s.requests) for s, b in served) / computed if computed else None,
             without_figure=tuple(sorted(missing)),
             by_process=self._by_process(buckets) if complete else {},
@@ -130,7 +133,7 @@ class Evaluator:
         for process, model in self.model.processes.items():
             figures = [one for one in self._figures(model, buckets) if one is not None]
             own = sum(step.weight * one.own for step, one in zip(self.steps, figures, strict=True))
-            if own >= self._weight / 2:
+            if own >= self.weight / 2:
                 found[process] = self._mean(figures)
         return found
 
@@ -138,7 +141,7 @@ class Evaluator:
         return [model.step(s.requests, bucket, s.context_tokens) for s, bucket in zip(self.steps, buckets, strict=True)]
 
     def _mean(self, figures: Sequence[StepFigure]) -> float:
-        return sum(s.weight * one.us for s, one in zip(self.steps, figures, strict=True)) / self._weight
+        return sum(s.weight * one.us for s, one in zip(self.steps, figures, strict=True)) / self.weight
 
 
 def measured_candidates(
@@ -192,9 +195,9 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
 
     Where none is, but some gain in every process (``stats.Ratio.leans``), one of these is chosen: eager figures are a
     lower bound, so processes that agree on the sign and not on the size are no reason to serve without graphs. Of the
-    lists that are faster than eager, those that the one with the least expected step is not faster than tie.
-    Among them the highest coverage wins, then the fewest bytes, then the fewest graphs, then the expected step.
-    Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
+    lists that are faster than eager, those that the one with the least expected step is not faster than tie. Among
+    them the highest coverage wins (``covering_most``), then the fewest bytes, then the fewest graphs, then the expected
+    step. Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
     to a server's slower eager path.
     """
     by_step = sorted(lists, key=lambda c: (c.step_us, c.graph_bytes, len(c.sizes), c.sizes))
@@ -215,10 +218,14 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
     return Choice(chosen, ties, next(others, eager), within_noise)
 
 
+# Coverage that does not count: were an eager step ten times as long, the expected step would grow by less than 1 %.
+COVERAGE_TOLERANCE = 1e-3
+
+
 def covering_most(lists: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The lists of the highest graph coverage."""
+    """The lists of the highest graph coverage, all but a thousandth of the steps."""
     most = max((c.evaluation.coverage for c in lists), default=0.0)
-    return tuple(c for c in lists if c.evaluation.coverage >= most - 1e-12)
+    return tuple(c for c in lists if c.evaluation.coverage >= most - COVERAGE_TOLERANCE)
 
 
 def break_even_us(best: Candidate, eager: Candidate) -> float | None:

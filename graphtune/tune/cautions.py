@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from graphtune.results import Environment, ModelFacts
 from graphtune.stats import LEAST_TOLERANCE, Disturbances
 from graphtune.store import Sweep
+from graphtune.tune.candidates import COVERAGE_TOLERANCE
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.recommendation import Caution, EngineAnswer, Limits
 from graphtune.tune.workload import Workload
@@ -206,8 +207,8 @@ def _about_trace(answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
         if answer.overload is not None:
             yield Caution(
                 "overloaded",
-                f"{answer.engine} falls behind at load {answer.load:.3g}: {answer.overload}. Its batches are those of a "
-                "server that is full.",
+                f"{answer.engine} falls behind at load {answer.load:.3g}: {answer.overload}. Its batches are those of "
+                "a server that is full.",
                 "Lower --load, for example to 80%, or split the traffic over more servers.",
             )
         if not answer.settled:
@@ -225,10 +226,10 @@ def _about_eager_steps(answered: Sequence[EngineAnswer]) -> Iterator[Caution]:
     for_want: list[str] = []
     for answer in answered:
         of = answer.decode
-        if of is None or not of.capture_sizes or of.coverage is None or of.coverage >= 1.0:
+        if of is None or not of.capture_sizes or of.coverage is None or of.coverage >= 1.0 - COVERAGE_TOLERANCE:
             continue
         words = f"{1 - of.coverage:.1%} above {of.capture_sizes[-1]} requests in {answer.engine}"
-        chosen = answer.most_coverage is not None and answer.most_coverage > of.coverage + 1e-12
+        chosen = answer.most_coverage is not None and answer.most_coverage > of.coverage + COVERAGE_TOLERANCE
         (by_choice if chosen else for_want).append(words)
     if by_choice:
         yield Caution(

@@ -20,7 +20,6 @@ from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.limits import Budgets, allowed, nearest_miss, too_little
 from graphtune.tune.list_answer import Lister
 from graphtune.tune.measurements import Measurements
-from graphtune.tune.memory_model import MemoryModel
 from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer, Status
 from graphtune.tune.solved_candidates import solved_candidates
 from graphtune.tune.workload import Workload
@@ -50,17 +49,15 @@ def _answer(
         return replace(nothing_fits(engine, message, most), status="partial"), ()
     evaluator = Evaluator(steps, of.model)
     padding = engine.dispatch.decode
-    lists = _candidates(evaluator, of.memory, padding, _largest_size(engine, of.serving))
+    lists = _candidates(evaluator, of, padding, _largest_size(engine, of.serving))
     eager = eager_candidate(evaluator)
-    if not of.distinguishes_eager:
-        lists = covering_most(lists)  # where replay saves nothing, step times must not decide what runs eager
     within = tuple(candidate for candidate in lists if allowed(candidate, limits, bare))
     rival = eager if of.distinguishes_eager else None
     choice = choose(within, rival)
     if choice is None:
         return nothing_fits(engine, nearest_miss(lists, limits, bare, eager, of.memory), most), ()
-    listed = Lister(engine, of, bare, choice.chosen)
-    chosen = listed(choice.chosen)
+    listed = Lister(engine, of, bare, choice.chosen, evaluator)
+    chosen = listed.explained(choice.chosen)
     budget = bare(choice.chosen)
     share = sum(step.weight for step in steps) / sum(step.weight for step in possible)
     complete = share == 1.0 and budget is not None
@@ -93,17 +90,20 @@ def _answer(
 def _default(engine: Engine, evaluator: Evaluator, of: Measurements, listed: Lister) -> ListAnswer:
     """The engine's own list on the same traffic, under the engine's own padding rule."""
     sizes = engine.default_decode_sizes(of.device, of.serving)
-    evaluation = evaluator.evaluate(sizes, engine.dispatch.decode_by_default or engine.dispatch.decode)
-    return listed(Candidate(sizes, of.memory.cost(sizes, checked=False) if sizes else None, evaluation))
+    padding = engine.dispatch.decode_by_default or engine.dispatch.decode
+    cost = of.memory.cost(sizes, checked=False) if sizes else None
+    return listed.explained(Candidate(sizes, cost, evaluator.evaluate(sizes, padding)), padding)
 
 
 def _candidates(
-    evaluator: Evaluator, memory: MemoryModel, padding: Padding, largest_size: int | None
+    evaluator: Evaluator, of: Measurements, padding: Padding, largest_size: int | None
 ) -> tuple[Candidate, ...]:
     """Measured lists and their prefixes, then what the solver finds beside them."""
-    measured = measured_candidates(evaluator, memory, padding, largest_size)
+    measured = measured_candidates(evaluator, of.memory, padding, largest_size)
+    if not of.distinguishes_eager:
+        return covering_most(measured)  # where replay saves nothing, step times must not decide what runs eager
     known = {candidate.sizes for candidate in measured}
-    solved = solved_candidates(evaluator, memory, padding, largest_size=largest_size)
+    solved = solved_candidates(evaluator, of.memory, padding, largest_size=largest_size)
     return (*measured, *(candidate for candidate in solved if candidate.sizes not in known))
 
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from graphtune.engines.base import Engine
+from dataclasses import replace
+
+from graphtune.engines.base import Engine, Padding
 from graphtune.tune.answer_words import listed_of
-from graphtune.tune.candidates import Candidate, ratio
+from graphtune.tune.bucket_worth import bucket_worths, cliff
+from graphtune.tune.candidates import Candidate, Evaluator, ratio
 from graphtune.tune.limits import Budgets
 from graphtune.tune.measurements import Measurements
+from graphtune.tune.memory_model import key_of
 from graphtune.tune.recommendation import BOUND_MISSING, CHOSEN_MISSING, EAGER_MISSING, ListAnswer
 
 
 class Lister:
     """Turns candidates of one engine into list answers, each compared with the chosen one."""
 
-    def __init__(self, engine: Engine, of: Measurements, budgets: Budgets, chosen: Candidate) -> None:
-        self._unit = engine.dispatch.decode_unit
-        self._of, self._budgets, self._chosen = of, budgets, chosen
+    def __init__(
+        self, engine: Engine, of: Measurements, budgets: Budgets, chosen: Candidate, evaluator: Evaluator
+    ) -> None:
+        self._dispatch = engine.dispatch
+        self._of, self._budgets, self._chosen, self._evaluator = of, budgets, chosen, evaluator
+
+    def explained(self, candidate: Candidate, padding: Padding | None = None) -> ListAnswer:
+        """The answer with what each bucket earns, under the engine's padding rule or ``padding``."""
+        cost = candidate.cost
+        costs = self._of.size_costs.get(key_of(cost.of), {}) if cost else {}
+        buckets = bucket_worths(self._evaluator, candidate.sizes, padding or self._dispatch.decode, costs)
+        return replace(self(candidate), buckets=buckets, cliff=cliff(self._evaluator, candidate.sizes))
 
     def __call__(self, candidate: Candidate) -> ListAnswer:
         evaluation, cost = candidate.evaluation, candidate.cost
@@ -26,7 +39,7 @@ class Lister:
             absent["kv_tokens"] = self._of.why_no_budget
         of = cost.of if cost else None
         return ListAnswer(
-            unit=self._unit,
+            unit=self._dispatch.decode_unit,
             capture_sizes=candidate.sizes,
             backend=of.backend if of else ("full" if candidate.sizes else "eager"),
             order=of.order if of else None,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from graphtune.engines.base import DeviceFacts, Serving
 from graphtune.results import CellResult, Environment, ModelFacts
 from graphtune.stats import Disturbances, Noise
+from graphtune.tune.bucket_worth import SizeCost
 from graphtune.tune.kv_budget import FixedBytes
 from graphtune.tune.latency_model import LatencyModel
-from graphtune.tune.memory_model import MemoryModel, context_bytes
+from graphtune.tune.memory_model import ListKey, MemoryModel, context_bytes
 from graphtune.units import GpuMemory, parse_gpu_memory, swept_gpu_memory
 
 
@@ -20,6 +21,7 @@ class Measurements:
 
     ``fixed`` is null, for the reason ``why_no_budget``, where no budget can be drawn up. ``distinguishes_eager`` is
     false on a CPU, where a tape replay saves nothing over the eager step.
+    ``size_costs`` is what each size added to each captured list.
     """
 
     model: LatencyModel
@@ -32,6 +34,7 @@ class Measurements:
     device: DeviceFacts
     serving: Serving
     distinguishes_eager: bool
+    size_costs: Mapping[ListKey, Mapping[int, SizeCost]] = field(default_factory=dict)
 
 
 def environment_of(cells: Sequence[CellResult]) -> Environment | None:

@@ -12,6 +12,7 @@ from graphtune.results import CellResult
 from graphtune.stats import disturbances, noise_between_processes
 from graphtune.store import Sweep
 from graphtune.tune import cautions
+from graphtune.tune.bucket_worth import size_costs
 from graphtune.tune.candidates import Candidate, pareto
 from graphtune.tune.engine_answer import answer_for
 from graphtune.tune.latency_model import LatencyModel, latency_model
@@ -126,6 +127,7 @@ def _measurements(sweep: Sweep, cells: Sequence[CellResult], question: Question)
         device=device_facts_of(gpu),
         serving=Serving(tp=facts.shard_of if facts else 1, max_running_requests=question.max_running_requests),
         distinguishes_eager=sweep.device == "cuda",
+        size_costs=size_costs(cells),
     )
 
 

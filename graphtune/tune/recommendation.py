@@ -12,6 +12,7 @@ from typing import Any, Literal
 from graphtune.engines.base import Dispatch, Flags
 from graphtune.results import Environment
 from graphtune.stats import Noise, Ratio
+from graphtune.tune.bucket_worth import BucketWorth, Cliff
 from graphtune.tune.kv_budget import KvBudget
 from graphtune.tune.simulation import Simulation
 from graphtune.tune.workload import Workload
@@ -28,9 +29,12 @@ EAGER_MISSING = "nothing is captured"
 CHOSEN_MISSING = "it is the chosen list itself"
 SAME_WORKLOAD = "the traffic is that at the top, the same for all engines"
 NOT_SIMULATED = "only request traces are simulated"
+NOT_EXPLAINED = "only the recommended list, the engine's own and the current one are looked at bucket by bucket"
 KEEPS_UP = "the server keeps up"
 PEAK_MISSING = "no peak was sampled for what is captured here; only the engine's own reserve stands for it"
-GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING, CHOSEN_MISSING, NOT_SIMULATED})
+GENERAL_REASONS = frozenset(
+    {COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING, CHOSEN_MISSING, NOT_EXPLAINED, NOT_SIMULATED}
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ class ListAnswer:
     """One capture list with its figures on the traffic. Without sizes everything runs eager.
 
     ``*_from`` say how a figure came about; ``chosen_over_this`` is the expected step of the chosen list over that of
-    this one; ``absent`` maps the name of a null field to the reason.
+    this one; ``buckets`` (what each earns) and ``cliff`` (steps above the top) are filled for the lists that the
+    answer explains; ``absent`` maps the name of a null field to the reason.
     """
 
     unit: str
@@ -104,6 +109,8 @@ class ListAnswer:
     evidence: tuple[str, ...]
     chosen_over_this: Ratio | None = None
     simulated: Simulated | None = None
+    buckets: tuple[BucketWorth, ...] = ()
+    cliff: Cliff | None = None
     absent: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -295,6 +302,10 @@ def _list(answer: ListAnswer | None, path: str, missing: dict[str, str]) -> dict
     if answer is None:
         return None
     absent = {**answer.absent, "compile_max_size": COMPILE_MISSING}
+    if answer.cliff is None:
+        absent["cliff"] = NOT_EXPLAINED
+    elif answer.cliff.cost_us is None:
+        absent["cliff.cost_us"] = "graphs of the sizes above the top were not measured"
     if answer.simulated is None:
         absent.setdefault("simulated", NOT_SIMULATED)
     else:
@@ -327,7 +338,16 @@ def _list(answer: ListAnswer | None, path: str, missing: dict[str, str]) -> dict
         "evidence": list(answer.evidence),
         "chosen_over_this": _ratio(answer.chosen_over_this),
         "simulated": _simulated(answer.simulated),
+        "buckets": [_bucket(bucket, f"{path}.buckets[{at}]", missing) for at, bucket in enumerate(answer.buckets)],
+        "cliff": asdict(answer.cliff) if answer.cliff else None,
     }
+
+
+def _bucket(of: BucketWorth, path: str, missing: dict[str, str]) -> dict[str, Any]:
+    missing |= {f"{path}.{name}": reason for name, reason in of.absent.items()}
+    values = asdict(of)
+    del values["absent"]
+    return values
 
 
 def _simulated(of: Simulated | None) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 from graphtune.engines.base import Flags
+from graphtune.tune.bucket_worth import BucketWorth
 from graphtune.tune.kv_budget import KvBudget
 from graphtune.tune.recommendation import Caution, EngineAnswer, ListAnswer, Recommendation, Simulated
 from graphtune.units import format_bytes, format_duration_s, format_us
@@ -21,6 +22,8 @@ TOLERANCE = (
     "processes disagree about that ratio."
 )
 EAGER = "graphtune's own eager path, a lower bound of a server's eager step"
+# A share of steps that is shown as 0.0 % otherwise.
+WORTH_A_WORD = 0.0005
 NAMES = {"sglang": "SGLang", "vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM"}
 
 
@@ -109,8 +112,9 @@ def _engine(answer: EngineAnswer) -> list[str]:
         lines.append(f"  {title:<16}" + "".join(f"{cell(of):>20}" for _, of in shown))
     if answer.memory is not None:
         lines += _wrapped(_memory(answer.memory), indent="  ", hang="  ")
-    if words := alternatives(answer):
-        lines += _wrapped(words, indent="  ", hang="  ")
+    for words in (alternatives(answer), *bucket_words(answer)):
+        if words:
+            lines += _wrapped(words, indent="  ", hang="  ")
     if answer.flags is not None:
         lines += flag_lines(answer.flags, WIDTH)
     return lines
@@ -126,6 +130,42 @@ def alternatives(answer: EngineAnswer) -> str:
     if answer.ties:
         words.append(f"{len(answer.ties)} other lists are as fast")
     return "; ".join(words)
+
+
+def bucket_words(answer: EngineAnswer) -> list[str]:
+    """What the buckets earn, what the steps above the top lose, and which buckets never pay back their capture."""
+    assert answer.decode is not None
+    words = []
+    earning = [bucket for bucket in answer.decode.buckets if bucket.earned_us is not None and bucket.earned_us > 0]
+    if earning:
+        least, most = (pick(earning, key=lambda bucket: bucket.earned_us or 0.0) for pick in (min, max))
+        words.append(f"a step is {_earned(most)} longer without bucket {most.size}")
+        if least is not most:
+            words[-1] += f", {_earned(least)} without {least.size}"
+    if kept := [str(bucket.size) for bucket in answer.decode.buckets if bucket.never_pays]:
+        words.append(
+            f"kept to cover steps for which graphtune's own eager path is as fast, as a server's is not: "
+            f"{', '.join(kept)}"
+        )
+    buckets = answer.default.buckets if answer.default is not None else ()
+    if never := [str(bucket.size) for bucket in buckets if bucket.never_pays]:
+        words.append(
+            f"buckets of the engine's default that do not pay back their capture in 30 days of serving: "
+            f"{', '.join(never)}"
+        )
+    for name, of in (("", answer.decode), (" of the engine's default", answer.default)):
+        if of is not None and of.capture_sizes and of.cliff is not None and of.cliff.share >= WORTH_A_WORD:
+            cost = "" if of.cliff.cost_us is None else f", which costs {format_us(of.cliff.cost_us)} a step"
+            words.append(f"above the top{name}: {of.cliff.share:.1%} of steps{cost}")
+    return words
+
+
+def _earned(of: BucketWorth) -> str:
+    earned = format_us(of.earned_us or 0.0)
+    rates = [f"{of.us_per_mib:,.1f} µs per MiB"] if of.us_per_mib is not None else []
+    if of.pays_back_s is not None:
+        rates.append(f"paid back in {format_duration_s(of.pays_back_s)}")
+    return earned + (f" ({', '.join(rates)})" if rates else "")
 
 
 def _compared(of: ListAnswer) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphtune.engines.base import Padding
 from graphtune.tune.bucket_solver import MOST_GRAPHS, StepCosts, solve, step_costs
-from graphtune.tune.candidates import Candidate, Evaluator
+from graphtune.tune.candidates import COVERAGE_TOLERANCE, Candidate, Evaluator
 from graphtune.tune.memory_model import MeasuredList, MemoryModel
 
 # Stands for a step that was not measured: no list that needs it can win, and none that does is kept.
@@ -68,14 +68,19 @@ def _checked(measured: MeasuredList, largest_size: int | None) -> tuple[int, ...
 
 
 def _best_of_each(costs: StepCosts, max_graphs: int) -> list[tuple[int, ...]]:
+    """The best list for each number of graphs, and the best of those whose top leaves the fewest steps above it."""
     best = solve(costs, max_graphs)
-    lists, least = [], float("inf")
-    for graphs in range(1, best.max_graphs + 1):
-        expected = best.expected_us[graphs]
-        if expected.min() < least * (1 - ROUNDING):
-            least = float(expected.min())
-            lists.append(best.sizes(graphs, int(np.argmax(expected <= least * (1 + ROUNDING)))))
-    return lists
+    above = np.array([costs.weights[costs.raw_sizes > size].sum() for size in (0, *costs.sizes)])
+    covering = above <= above.min() + COVERAGE_TOLERANCE
+    found: dict[tuple[int, ...], None] = {}
+    for tops in (np.ones_like(covering), covering):
+        least = float("inf")
+        for graphs in range(1, best.max_graphs + 1):
+            expected = np.where(tops, best.expected_us[graphs], np.inf)
+            if expected.min() < least * (1 - ROUNDING):
+                least = float(expected.min())
+                found[best.sizes(graphs, int(np.argmax(expected <= least * (1 + ROUNDING))))] = None
+    return list(found)
 
 
 def _figures(evaluator: Evaluator, sizes: tuple[int, ...]) -> tuple[list[int], list[float], np.ndarray, list[float]]:
