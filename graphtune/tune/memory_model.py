@@ -1,21 +1,26 @@
-"""Bytes and seconds of capture lists as measured, and of their prefixes by bound.
+"""Bytes and seconds of capture lists: as measured, else as predicted from their sizes, else by bound.
 
-A list is captured as a whole, so the bytes of a shorter list are known only as "at most those of a measured list that
-contains it". The driver keeps the memory of destroyed executables, so the bytes outside torch of a list that was not
-the first of its process are composed: those of the first list with the same sizes. Nothing is fitted.
+The driver keeps the memory of destroyed executables, so the bytes outside torch of a list that was not the first of its
+process are composed: those of the first list with the same sizes. A list that was not measured is predicted where the
+sweep captured every size alone (``memory_prediction``); where it did not, its bytes are known only as at most those of
+a measured list that contains it.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from graphtune.results import CapturedList, CaptureList, CellResult, MemoryLedger
+from graphtune.results import CapturedList, CaptureList, CellResult, MemoryLedger, Phase
+from graphtune.tune.memory_prediction import MemoryPredictor, memory_predictor, setting_of
 
-Provenance = Literal["measured", "composed", "bound"]
+Provenance = Literal["measured", "composed", "predicted", "bound"]
+
+PREDICTED = "predicted"
+"""Name of a list that was not measured."""
 
 
 class ListKey(NamedTuple):
@@ -34,7 +39,7 @@ def key_of(of: CaptureList) -> ListKey:
 
 @dataclass(frozen=True)
 class MeasuredList:
-    """One decode list over all processes that captured it whole.
+    """One list over all processes that captured it whole.
 
     ``graph_bytes`` = ``torch_bytes`` + ``outside_bytes``, one of each per process, the latter two where they were told
     apart. ``composed``: no process measured the bytes outside torch of this very list. ``passed`` and ``failed`` are
@@ -65,10 +70,10 @@ class MeasuredList:
 
 @dataclass(frozen=True)
 class GraphCost:
-    """What capturing some sizes costs, from the measured list that contains them with the fewest bytes.
+    """What capturing some sizes costs, under the setting that takes the fewest bytes.
 
-    ``graph_bytes`` is the most measured, ``interval`` the least and the most; a bound has no least.
-    ``activation_peak_bytes`` is what capturing needed on top of what it kept.
+    ``graph_bytes`` is the most measured, ``interval`` the least and the most; a prediction has the interval in which
+    it is expected, a bound has none. ``activation_peak_bytes`` is what capturing needs on top of what it keeps.
     """
 
     of: CaptureList
@@ -97,25 +102,70 @@ class ControlDifference:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """All decode lists of a sweep that were captured whole, and the control measurements among them."""
+    """All lists of one phase that a sweep captured whole, the control measurements among them, and the predictor.
+
+    ``size_seconds`` is how long each size took to capture; ``evidence`` names the cells that predictions rest on.
+    """
 
     lists: tuple[MeasuredList, ...]
     controls: tuple[ControlDifference, ...]
+    predictor: MemoryPredictor | None = None
+    size_seconds: Mapping[int, float] = field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
 
     def cost(self, sizes: tuple[int, ...], *, checked: bool = True) -> GraphCost | None:
-        """The cost of capturing exactly ``sizes``; None when no measured list contains them.
+        """The cost of capturing exactly ``sizes``; None when no measured list contains them and none predicts them.
 
-        ``checked`` asks that the gate was green at every one of them in that list. A list that was measured itself
-        counts before one that only contains the sizes with as many bytes.
+        ``checked`` asks that the gate was green at every one of them under the list's setting. A list that was measured
+        itself counts before a prediction, and that before a list that only contains the sizes.
         """
         holding = [
             measured
             for measured in self.lists
             if (measured.serves(sizes) if checked else set(sizes) <= set(measured.list.sizes))
         ]
+        exact = [measured for measured in holding if measured.list.sizes == sizes]
+        if not exact and (predicted := self._predicted(sizes, checked)) is not None:
+            return predicted
         if not holding:
             return None
-        return _cost(min(holding, key=lambda m: (m.largest_bytes, m.list.sizes != sizes, len(m.list.sizes))), sizes)
+        return _cost(min(exact or holding, key=lambda m: (m.largest_bytes, len(m.list.sizes))), sizes)
+
+    def _predicted(self, sizes: tuple[int, ...], checked: bool) -> GraphCost | None:
+        """The prediction under the setting of ``cheapest``."""
+        like = self.cheapest
+        if self.predictor is None or like is None or not sizes or (checked and not set(sizes) <= self._passed(like)):
+            return None
+        of = replace(like, name=PREDICTED, sizes=sizes)
+        prediction = self.predictor.predict(of)
+        if prediction is None:
+            return None
+        seconds = [self.size_seconds.get(size) for size in sizes]
+        return GraphCost(
+            of=of,
+            provenance="predicted",
+            graph_bytes=prediction.graph_bytes,
+            interval=prediction.interval,
+            capture_peak_bytes=prediction.peak_bytes,
+            activation_peak_bytes=prediction.peak_bytes - prediction.graph_bytes,
+            capture_s=None if None in seconds else round(sum(one for one in seconds if one is not None), 6),
+            cell_ids=self.evidence,
+        )
+
+    @property
+    def cheapest(self) -> CaptureList | None:
+        """The list of fewest bytes among those of the sizes that were captured under most settings."""
+        settings = Counter(measured.list.sizes for measured in self.lists)
+        ranked = sorted(
+            self.lists, key=lambda m: (-settings[m.list.sizes], -len(m.list.sizes), m.list.sizes, m.largest_bytes)
+        )
+        return ranked[0].list if ranked else None
+
+    def _passed(self, like: CaptureList) -> frozenset[int]:
+        """Sizes that passed the gate in some list of this setting, and failed in none."""
+        same = [m for m in self.lists if setting_of(m.list) == setting_of(like)]
+        passed = {size for measured in same for size in measured.passed}
+        return frozenset(passed - {size for measured in same for size in measured.failed})
 
     def failed_sizes(self) -> tuple[int, ...]:
         """Sizes whose replay differed from eager in some list."""
@@ -137,15 +187,39 @@ def _cost(measured: MeasuredList, sizes: tuple[int, ...]) -> GraphCost:
     )
 
 
-def memory_model(cells: Iterable[CellResult]) -> MemoryModel:
-    """Read the captured decode lists of a sweep. Lists that failed or lack their bytes are left out."""
+def memory_model(cells: Iterable[CellResult], phase: Phase = "decode", backend: str | None = None) -> MemoryModel:
+    """Read the captured lists of one phase, and one backend if named, of a sweep.
+
+    Lists that failed or lack their bytes are left out, and so are those that were captured for memory alone or beside
+    another list: predictions stand on the former.
+    """
+    cells = tuple(cells)
     found: dict[ListKey, list[tuple[CellResult, CapturedList]]] = defaultdict(list)
     for cell in cells:
-        for captured in cell.captured_lists:
-            if captured.list.phase == "decode" and captured.status == "ok" and captured.graph_bytes is not None:
+        for captured in cell.captured_lists if cell.purpose in ("main", "control") else ():
+            asked = captured.list.phase == phase and backend in (None, captured.list.backend)
+            if asked and captured.status == "ok" and captured.graph_bytes is not None:
                 found[key_of(captured.list)].append((cell, captured))
     lists = tuple(_measured(pairs) for pairs in found.values())
-    return MemoryModel(lists, tuple(filter(None, map(_control, found.values()))))
+    captured_lists = [of for pairs in found.values() for _, of in pairs]
+    return MemoryModel(
+        lists,
+        tuple(filter(None, map(_control, found.values()))),
+        memory_predictor(cells),
+        _size_seconds(captured_lists),
+        tuple(cell.cell_id for cell in cells if cell.purpose == "memory" and cell.captured_lists),
+    )
+
+
+def _size_seconds(captured_lists: Iterable[CapturedList]) -> dict[int, float]:
+    """Median seconds of capturing each size."""
+    seconds: dict[int, list[float]] = defaultdict(list)
+    for of in captured_lists:
+        for capture in of.captures:
+            parts = (capture.warmup_s, capture.record_s, capture.instantiate_s)
+            if capture.status == "ok" and None not in parts:
+                seconds[capture.size].append(sum(part for part in parts if part is not None))
+    return {size: statistics.median(samples) for size, samples in seconds.items()}
 
 
 def _measured(pairs: list[tuple[CellResult, CapturedList]]) -> MeasuredList:
