@@ -10,12 +10,28 @@ from typing import Any
 
 from graphtune import __version__
 from graphtune.errors import Finding
-from graphtune.figures import agreement, capture, host, latency, launches, ledger, lists, memory, timeline, wall_time
+from graphtune.figures import (
+    agreement,
+    breaks,
+    capture,
+    host,
+    latency,
+    launches,
+    ledger,
+    lists,
+    memory,
+    timeline,
+    wall_time,
+)
+from graphtune.figures import prefill as prefill_figure
+from graphtune.figures import traffic as traffic_figure
 from graphtune.figures.base import Drawing, NamedTable
 from graphtune.figures.cells import cell_tables, environment_tables
 from graphtune.figures.glossary import Word, section_text, words_in
+from graphtune.figures.named_lists import decode_lists, prefill_lists
+from graphtune.figures.phases import of_phase
 from graphtune.html_page import render_page
-from graphtune.results import CellResult, Environment
+from graphtune.results import CellResult, Environment, Phase
 from graphtune.store import PAGE_FILE, Sweep, read_sweep, write_atomically
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.memory_model import memory_model
@@ -197,32 +213,61 @@ def _narrow(text: str) -> str:
 
 def _sections(sweep: Sweep, answer: Recommendation | None) -> list[Section]:
     cells = sweep.cells
-    model = _model(cells)
-    measured = memory_model(cells)
+    decode, prefill = of_phase(cells, "decode"), of_phase(cells, "prefill")
+    model = _model(decode)
+    measured = memory_model(decode)
     on_cpu = sweep.device == "cpu"
     shares = memory.divisions(answer) if answer else ()
-    growth = memory.growths(cells)
     first = ledger.first_ledger(cells)
-    timed = capture.timed_list(cells)
     walls = wall_time.wall_times(cells)
     times = agreement.table(cells)
+    timed = [of for of in map(capture.timed_list, (decode, prefill)) if of is not None]
     return [
         Section("memory", "Memory of the card", (memory.draw_divisions(shares),) if shares else ()),
-        Section("time", "Step time", _latency_figures(cells, model, answer, on_cpu=on_cpu), _known(times)),
+        Section("traffic", "Traffic", _traffic_figures(prefill, answer)),
+        Section("time", "Step time", _latency_figures(decode, model, answer, on_cpu=on_cpu), _known(times)),
+        Section("prefill", "Prefill", _prefill_figures(prefill)),
         Section(
             "graphs",
             "Graph memory",
-            (memory.draw_growths(*growth),) if growth else (),
+            (*_growth(decode, "decode"), *_growth(prefill, "prefill")),
             _known(lists.list_totals(measured), lists.control_table(measured)),
         ),
-        Section("capture", "Capture time", (capture.draw_capture_seconds(timed),) if timed else ()),
-        Section("why", "Host time" if on_cpu else "Why graphs help here", _why(cells, model)),
+        Section("capture", "Capture time", tuple(map(capture.draw_capture_seconds, timed))),
+        Section("why", "Host time" if on_cpu else "Why graphs help here", _why(decode, model)),
         Section("gate", "Correctness", (), lists.gate_tables(cells)),
         Section("ledger", "Ledger", (ledger.draw_ledger(first[1], first[0]),) if first else ()),
         Section("sweep", "Time of the sweep", (wall_time.draw_wall_times(walls),) if walls else ()),
         Section("environment", "Environment", (), environment_tables(cells)),
         Section("cells", "Cells and gaps", (), cell_tables(sweep)),
     ]
+
+
+def _growth(cells: Sequence[CellResult], phase: Phase) -> tuple[Drawing, ...]:
+    found = memory.growths(cells)
+    return (memory.draw_growths(*found, phase),) if found else ()
+
+
+def _traffic_figures(prefill: Sequence[CellResult], answer: Recommendation | None) -> tuple[Drawing, ...]:
+    if answer is None:
+        return ()
+    found = (
+        traffic_figure.decode_traffic(answer.workload, decode_lists(answer)),
+        traffic_figure.prefill_traffic(answer.workload, prefill_lists(prefill)),
+    )
+    return tuple(traffic_figure.draw_traffic(one) for one in found if one is not None)
+
+
+def _prefill_figures(cells: Sequence[CellResult]) -> tuple[Drawing, ...]:
+    times = prefill_figure.prefill_times(cells)
+    if times is None:
+        return ()
+    drawings = [prefill_figure.draw_prefill_times(times, prefill_lists(cells))]
+    if crossovers := prefill_figure.crossovers(times):
+        drawings.append(prefill_figure.draw_crossovers(crossovers))
+    if launched := breaks.prefill_launches(cells):
+        drawings.append(breaks.draw_prefill_launches(launched))
+    return tuple(drawings)
 
 
 def _known(*tables: NamedTable | None) -> tuple[NamedTable, ...]:

@@ -456,6 +456,52 @@ def h200_sweep(path: Path = Path("reports/synthetic-8b-nvidia-h200")) -> Sweep:
     return sweep(cells, path=path, skips=skips, notes=("random weights: outputs mean nothing, times do",))
 
 
+PREFILL_LIST = (4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+
+
+def prefill_points(
+    buckets: Sequence[int] = PREFILL_LIST, *, backend: str = "breakable", bias: float = 1.0, eager: bool = True
+) -> list[Point]:
+    """Replays at every bucket and just over the one below, eager at the same raw sizes: a floor, then a slope."""
+
+    def at(raw: int, padded: int, of: str, step_us: float) -> Point:
+        execution: Execution = "eager" if of == "eager" else "graph"
+        made = point(raw, 0, execution, step_us * bias)
+        return replace(made, phase="prefill", padded_size=padded, backend=of, requests=1)
+
+    found = []
+    for below, bucket in zip((0, *buckets), buckets, strict=False):
+        for raw in sorted({below + 1, bucket}):
+            work = 18.0 * bucket + 0.0004 * raw * bucket
+            found.append(at(raw, bucket, backend, max(4900.0, work) + 260.0))
+            if eager:
+                found.append(at(raw, raw, "eager", max(6500.0, 18.0 * raw + 0.0004 * raw * raw) + 240.0))
+    return found
+
+
+def prefill_cell(process: int = 1, bias: float = 1.0) -> CellResult:
+    """A process that captured and timed prefill: breakable in full, one full recording of fewer buckets."""
+    breakable = CaptureList("sglang", "prefill", "breakable", PREFILL_LIST)
+    full = CaptureList("few", "prefill", "full", PREFILL_LIST[::4])
+    points = prefill_points(bias=bias)
+    points += prefill_points(full.sizes, backend="full", bias=bias * 0.97, eager=False)
+    profiles = [
+        LaunchProfile(64, 0, "eager", 427, 4900.0, 6700.0, 0.27, "prefill", "eager"),
+        LaunchProfile(64, 0, "graph", 427, 4900.0, 5150.0, 0.05, "prefill", "breakable", 33, 96),
+        LaunchProfile(1024, 0, "eager", 427, 18800.0, 18900.0, 0.01, "prefill", "eager"),
+        LaunchProfile(1024, 0, "graph", 427, 18800.0, 18850.0, 0.003, "prefill", "breakable", 33, 96),
+    ]
+    lists = [captured_list(breakable, first_bytes=800 * MIB, each_bytes=9 * MIB), captured_list(full, position=2)]
+    made = cell_result(lists, points, process=process, profiles=profiles, with_ledger=False)
+    return replace(made, cell={**made.cell, "phase": "prefill"})
+
+
+def both_phases_sweep(path: Path = Path("reports/synthetic-8b-nvidia-h200")) -> Sweep:
+    """The rich decode sweep, and prefill measured by two processes."""
+    of = h200_sweep(path)
+    return replace(of, cells=(*of.cells, prefill_cell(1), prefill_cell(2, 1.006)))
+
+
 def cpu_sweep(path: Path = Path("reports/synthetic-tiny-cpu")) -> Sweep:
     """A sweep of the machinery on a CPU: no ledger readings of a device, no launches."""
     sizes = (1, 2, 4, 8)

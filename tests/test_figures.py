@@ -130,7 +130,7 @@ def test_agreement_leaves_disturbed_medians_out_and_counts_them() -> None:
     found = agreement.table([first, second])
     assert found is not None
     by_label = {row[0]: row[1:] for row in found.table.rows}
-    assert by_label["replay, gpu_us"] == ("2", "0.0%", "0.0%", "0.0%", "1 of 6", "1")
+    assert by_label["decode replay, gpu_us"] == ("2", "0.0%", "0.0%", "0.0%", "1 of 6", "1")
     assert agreement.table([first]) is None
 
 
@@ -140,11 +140,11 @@ def test_a_gate_that_ran_in_one_process_is_one_green_row() -> None:
     second = replace(first, cell={**first.cell, "process": 2}, captured_lists=unchecked)
     (table,) = lists.gate_tables([first, second])
     assert table.says.startswith("1 of 1 lists are green.")
-    assert len(table.table.rows) == 1 and table.table.rows[0][2] == "3 of 3"
+    assert len(table.table.rows) == 1 and table.table.rows[0][3] == "3 of 3"
     bad = replace(first, captured_lists=tuple(captured_list(of.list, failing=(2,)) for of in first.captured_lists))
     summary, failures = lists.gate_tables([first, replace(bad, cell={**bad.cell, "process": 3})])
-    assert summary.says.startswith("0 of 1 lists are green.") and summary.table.rows[0][2] == "2 of 3"
-    assert failures.table.rows[0][2] == "2"
+    assert summary.says.startswith("0 of 1 lists are green.") and summary.table.rows[0][3] == "2 of 3"
+    assert failures.table.rows[0][3] == "2"
 
 
 def test_lists_show_which_bytes_were_measured_and_which_composed() -> None:

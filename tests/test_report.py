@@ -135,9 +135,10 @@ def test_every_section_of_a_gpu_sweep_is_there(rich: str) -> None:
     text = body(rich)
     for words in (
         "Memory of the card",
+        "Traffic",
         "Step time against requests",
         "Speed-up over eager",
-        "Graph memory over captures",
+        "Graph memory over decode captures",
         "All captured lists",
         "Controls",
         "How far the processes agree",
@@ -158,8 +159,8 @@ def test_every_section_of_a_gpu_sweep_is_there(rich: str) -> None:
 
 
 def test_every_figure_has_a_sentence_a_table_and_two_drawings(drawings: list[Drawing]) -> None:
-    assert len(drawings) == 12
-    assert len({drawing.slug for drawing in drawings}) == 12
+    assert len(drawings) == 13
+    assert len({drawing.slug for drawing in drawings}) == 13
     for drawing in drawings:
         assert drawing.says.endswith(".") and len(drawing.says) > 60
         assert drawing.table.rows

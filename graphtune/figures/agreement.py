@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from graphtune.figures.base import Column, NamedTable, Table
-from graphtune.results import CellResult, Execution
+from graphtune.figures.phases import of_phase
+from graphtune.results import CellResult, Execution, Phase
 from graphtune.stats import Time, differences, disturbances, nine_of_ten
 
 SHOWN: tuple[tuple[str, Time, Execution], ...] = (
@@ -19,23 +20,7 @@ SHOWN: tuple[tuple[str, Time, Execution], ...] = (
 
 def table(cells: Sequence[CellResult]) -> NamedTable | None:
     """None where no point was measured by two processes."""
-    rows = []
-    for label, time, execution in SHOWN:
-        apart = differences(cells, time, execution)
-        flagged = disturbances(cells, time, execution)
-        if not apart:
-            continue
-        rows.append(
-            (
-                label,
-                f"{len(apart)}",
-                f"{statistics.median(apart):.1%}",
-                f"{nine_of_ten(apart):.1%}",
-                f"{apart[-1]:.1%}",
-                f"{flagged.disturbed} of {flagged.medians}",
-                f"{flagged.disturbed - flagged.used}",
-            )
-        )
+    rows = [*_rows(of_phase(cells, "decode"), "decode"), *_rows(of_phase(cells, "prefill"), "prefill")]
     if not rows:
         return None
     columns = (
@@ -53,3 +38,24 @@ def table(cells: Sequence[CellResult]) -> NamedTable | None:
         "lists alike: lists are compared within one process."
     )
     return NamedTable("How far the processes agree", says, Table(columns, tuple(rows)))
+
+
+def _rows(cells: Sequence[CellResult], phase: Phase) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for label, time, execution in SHOWN:
+        apart = differences(cells, time, execution)
+        flagged = disturbances(cells, time, execution)
+        if not apart:
+            continue
+        rows.append(
+            (
+                f"{phase} {label}",
+                f"{len(apart)}",
+                f"{statistics.median(apart):.1%}",
+                f"{nine_of_ten(apart):.1%}",
+                f"{apart[-1]:.1%}",
+                f"{flagged.disturbed} of {flagged.medians}",
+                f"{flagged.disturbed - flagged.used}",
+            )
+        )
+    return rows

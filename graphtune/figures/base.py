@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Role = Literal["ink", "muted", "grid", "page", "soft", "c1", "c2", "c3", "c4", "c5", "c6", "c7"]
-Mark = Literal["line", "dash", "dot", "box"]
+Mark = Literal["line", "dash", "dot", "box", "cross"]
 
 PLACEHOLDERS: dict[Role, str] = {
     "ink": "#0a0a01",
@@ -217,6 +217,11 @@ def mib(size_bytes: float | None) -> str:
     if abs(size) >= 10 or size == 0:
         return f"{size:,.1f}"
     return f"{size:.2f}" if abs(size) >= 0.1 else f"{size:.2g}"
+
+
+def phase_words(of: CaptureList) -> str:
+    """``decode``, or ``prefill, breakable``: the backend where there are several."""
+    return of.phase if of.backend == "full" and of.phase == "decode" else f"{of.phase}, {of.backend}"
 
 
 def setting_words(of: CaptureList) -> str:

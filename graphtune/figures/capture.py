@@ -41,6 +41,7 @@ def timed_list(cells: Iterable[CellResult]) -> CapturedList | None:
 
 
 def draw_capture_seconds(of: CapturedList) -> Drawing:
+    phase = of.list.phase
     captures = [capture for capture in of.captures if capture.status == "ok"]
 
     def draw(figure: Figure, narrow: bool) -> None:
@@ -61,7 +62,7 @@ def draw_capture_seconds(of: CapturedList) -> Drawing:
     total = sum(sums.values())
     split = ", ".join(f"{label} {format_duration_s(seconds)}" for label, seconds in sums.items())
     says = (
-        f"Time to capture each size of the list “{of.list.name}” ({setting_words(of.list)}): "
+        f"Time to capture each size of the {phase} list “{of.list.name}” ({setting_words(of.list)}): "
         f"{format_duration_s(total)} in all, of it {split}. Every size was run eagerly before, so loading and tuning "
         "of kernels is not in it."
     )
@@ -75,7 +76,8 @@ def draw_capture_seconds(of: CapturedList) -> Drawing:
     )
     table = Table(columns, tuple(_capture_row(capture) for capture in captures))
     keys = [Key(label, role, "box") for _, label, role in PARTS]
-    return drawing("capture-seconds", "Capture time", says, draw, table, keys, (280, 260))
+    title = f"Capture time of {phase} graphs"
+    return drawing(f"capture-seconds-{phase}", title, says, draw, table, keys, (280, 260))
 
 
 def _capture_row(capture: Capture) -> tuple[str, ...]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphtune.engines import ENGINES
-from graphtune.engines.base import Padding
 from graphtune.figures.base import (
     Column,
     Drawing,
@@ -20,10 +17,9 @@ from graphtune.figures.base import (
     request_axis,
     us_cell,
 )
-from graphtune.tune.candidates import bucket_for
+from graphtune.figures.named_lists import NamedList, decode_lists
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.recommendation import Recommendation
-from graphtune.tune.recommendation_text import NAMES, size_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,33 +56,18 @@ def step_times(model: LatencyModel, answer: Recommendation) -> StepTimes:
     context = model.main_context
     graph = dict(model.table.get(("graph", context), {}))
     eager = dict(model.table.get(("eager", context), {}))
-    named: dict[tuple[tuple[int, ...], Padding], list[str]] = {}
-    chosen: set[tuple[tuple[int, ...], Padding]] = set()
-    for one in answer.engines:
-        dispatch = ENGINES[one.engine].dispatch
-        if one.decode is not None and one.decode.capture_sizes:
-            chosen.add(key := (one.decode.capture_sizes, dispatch.decode))
-            named.setdefault(key, []).append(NAMES[one.engine])
-    for one in answer.engines:
-        dispatch = ENGINES[one.engine].dispatch
-        if one.default is not None and one.default.capture_sizes:
-            key = (one.default.capture_sizes, dispatch.decode_by_default or dispatch.decode)
-            named.setdefault(key, []).append(f"{NAMES[one.engine]}'s default")
     roles = iter(LIST_ROLES)
     curves: list[ListCurve] = []
-    top = max(graph)
-    for (sizes, padding), names in named.items():
-        recommended = (sizes, padding) in chosen
-        role: Role = "c1" if recommended and not curves else next(roles, "muted")
-        label = f"{', '.join(names)} ({size_range(sizes)})"
-        values = {raw: _served(model, raw, sizes, padding, context) for raw in range(1, top + 1)}
+    for of in decode_lists(answer):
+        role: Role = "c1" if of.recommended and not curves else next(roles, "muted")
+        values = {raw: _served(model, raw, of, context) for raw in range(1, max(graph) + 1)}
         known = {raw: us for raw, us in values.items() if us is not None}
-        curves.append(ListCurve(label, role, recommended, tuple(known), tuple(known.values())))
+        curves.append(ListCurve(of.label, role, of.recommended, tuple(known), tuple(known.values())))
     return StepTimes(context, graph, eager, tuple(curves))
 
 
-def _served(model: LatencyModel, raw: int, sizes: Sequence[int], padding: Padding, context: int) -> float | None:
-    bucket = bucket_for(raw, sizes, padding)
+def _served(model: LatencyModel, raw: int, of: NamedList, context: int) -> float | None:
+    bucket = of.bucket(raw)
     figure = model.eager(raw, context) if bucket is None else model.replay(raw, bucket, context)
     return figure.us if figure else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from graphtune.figures.base import Column, NamedTable, Table, mib, setting_words
+from graphtune.figures.base import Column, NamedTable, Table, mib, phase_words, setting_words
 from graphtune.results import CapturedList, CellResult, GateCheck
 from graphtune.tune.memory_model import ListKey, MeasuredList, MemoryModel, key_of
 
@@ -95,6 +95,7 @@ def gate_tables(cells: Iterable[CellResult]) -> tuple[NamedTable, ...]:
         return ()
     columns = (
         Column("list", numeric=False),
+        Column("phase", numeric=False),
         Column("setting", numeric=False),
         Column("sizes passed"),
         Column("bit for bit at the padded shape"),
@@ -111,7 +112,13 @@ def gate_tables(cells: Iterable[CellResult]) -> tuple[NamedTable, ...]:
     )
     tables = [NamedTable("Replay against eager", says, Table(columns, tuple(map(_gate_row, found.values()))))]
     failures = [
-        (of.list.name, setting_words(of.list), f"{check.size}", check.reason or "no reason stored")
+        (
+            of.list.name,
+            phase_words(of.list),
+            setting_words(of.list),
+            f"{check.size}",
+            check.reason or "no reason stored",
+        )
         for same in found.values()
         for of in same
         for check in of.gate
@@ -120,6 +127,7 @@ def gate_tables(cells: Iterable[CellResult]) -> tuple[NamedTable, ...]:
     if failures:
         head = (
             Column("list", numeric=False),
+            Column("phase", numeric=False),
             Column("setting", numeric=False),
             Column("size"),
             Column("reason", numeric=False),
@@ -148,6 +156,7 @@ def _gate_row(same: list[CapturedList]) -> tuple[str, ...]:
     errors = [check.error_at_raw for check in everything if check.error_at_raw is not None]
     return (
         of.name,
+        phase_words(of),
         setting_words(of),
         f"{sum(all(c.passed for c in checked) for checked in checks.values())} of {len(of.sizes)}",
         f"{sum(all(c.equal_at_padded is True for c in checked) for checked in checks.values())}",

@@ -19,7 +19,7 @@ from graphtune.figures.base import (
     quiet_grid,
     setting_words,
 )
-from graphtune.results import CapturedList, CellResult
+from graphtune.results import CapturedList, CellResult, Phase
 from graphtune.tune.recommendation import Recommendation
 from graphtune.tune.recommendation_text import NAMES
 from graphtune.units import GIB, KIB, MIB, format_bytes
@@ -147,7 +147,7 @@ def _growth(setting: str, of: CapturedList) -> Growth:
     return Growth(setting, tuple(capture.size for capture in of.captures), tuple(totals), tuple(peaks), kept)
 
 
-def draw_growths(name: str, curves: Sequence[Growth]) -> Drawing:
+def draw_growths(name: str, curves: Sequence[Growth], phase: Phase = "decode") -> Drawing:
     roles = dict(zip((curve.setting for curve in curves), SETTING_ROLES, strict=False))
     small = max(curve.total_bytes[-1] for curve in curves) < MIB
     unit, word = (KIB, "KiB") if small else (MIB, "MiB")
@@ -179,14 +179,15 @@ def draw_growths(name: str, curves: Sequence[Growth]) -> Drawing:
     table = Table((Column("captures done"), *map(Column, titles)), tuple(rows))
     keys = [Key(curve.setting, roles.get(curve.setting, "muted")) for curve in curves]
     says = (
-        f"Device bytes that the list “{name}” retains after each capture (line), and the peak while capturing up to "
-        "then (dotted), which must be free when the server starts. Shared output and workspace, captured from large to "
-        "small, let later graphs reuse what the first one needed; a curve that keeps climbing pays for every size "
-        "again."
+        f"Device bytes that the {phase} list “{name}” retains after each capture (line), and the peak while "
+        "capturing up to then (dotted), which must be free when the server starts. Shared output and workspace, "
+        "captured from large to small, let later graphs reuse what the first one needed; a curve that keeps climbing "
+        "pays for every size again."
     )
     if kept := max(curve.kept_bytes for curve in curves):
         says += (
             f" Lists that were not the first of their process lack {format_bytes(kept)} here: the driver had kept that "
             "much memory of destroyed executables. The table of all lists adds it."
         )
-    return drawing("graph-growth", "Graph memory over captures", says, draw, table, keys, (320, 300))
+    title = f"Graph memory over {phase} captures"
+    return drawing(f"graph-growth-{phase}", title, says, draw, table, keys, (320, 300))
