@@ -1,8 +1,8 @@
 """Predicted against measured graph memory of a sweep's random lists: python benchmarks/memory_bar.py SWEEP [SWEEP ...]
 
 Lists named held-out-N were kept back: nothing is derived from them. The bar is an error of at most 2 % or 16 MiB,
-whichever is more, in 15 of 16 lists per phase and backend, and the stated interval covering as many. Exit status 1 where
-a phase misses it.
+whichever is more, in 15 of 16 lists per phase and backend, and the stated interval covering as many. Exit status 1
+where a phase misses it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,10 @@ def show(found: MemoryPredictor) -> bool:
     passed = True
     for kind, fit in found.fits.items():
         outside = found.outside[kind]
-        print(
-            f" {kind[0]}, {kind[1]}: growth factor {fit.growth_factor:.4f} from {len(fit.errors_bytes)} lists; outside"
-        )
-        print(
-            f"  torch {outside.per_executable_bytes / MIB:.2f} MiB an executable, off by {outside.off_bytes / MIB:.1f}"
-        )
-        print(f"  over {outside.lists} lists. MiB, the predicted bytes outside torch on both sides:")
+        rate, off = outside.per_executable_bytes / MIB, outside.off_bytes / MIB
+        print(f" {kind[0]}, {kind[1]}: growth factor {fit.growth_factor:.4f} from {len(fit.errors_bytes)} lists;")
+        print(f"  outside torch {rate:.2f} MiB an executable, off by {off:.1f} over {outside.lists} lists.")
+        print("  MiB, with the predicted bytes outside torch on both sides:")
         titles = ("predicted", "measured", "error", "low", "high", "2-sample")
         print(f"  {'list':38}{'n':>4}{''.join(f'{title:>10}' for title in titles)}")
         lists = [one for one in found.checked if (one.prediction.of.phase, one.prediction.of.backend) == kind]
