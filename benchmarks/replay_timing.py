@@ -20,7 +20,7 @@ from graphtune.engines.base import DeviceFacts
 from graphtune.planner import plan_sweep
 from graphtune.recipe import load_recipe
 from graphtune.worker.engine import build
-from graphtune.worker.launches import profile_step
+from graphtune.worker.launches import trace_step
 from graphtune.worker.nvml import Gpu
 from graphtune.worker.runners.decode import GraphDecode
 from graphtune.worker.runners.series import BatchSeries
@@ -44,7 +44,7 @@ def main() -> None:
     with torch.inference_mode():
         engine = build(cell, torch.device("cuda", 0), lambda stage: None)
         engine.eager.warm_up(cell.lists[0].sizes)
-        runner = GraphDecode(engine.eager, engine.make_backend(), cell.lists[0])
+        runner = engine.decode_runner(cell.lists[0])
         list(runner.capture())
         clock = Clock(engine.device)
         print(f"{cell.model_name} on {torch.cuda.get_device_name()}, context {arguments.context}, medians in µs")
@@ -54,7 +54,7 @@ def main() -> None:
             series = BatchSeries(engine.table, size=size, context=arguments.context, vocab_size=vocab, seed=size)
             gpu_us = statistics.median(clock.alone(runner, series)["gpu_us"][0] for _ in range(SAMPLES))
             row_us = in_a_row(runner)
-            span = profile_step(runner, series, execution="graph").span_us
+            span = trace_step(runner, series).profile(size, arguments.context, "graph").span_us
             print(f"{size:>5} {gpu_us:>10.1f} {row_us:>10.1f} {span:>14.1f} {gpu_us / row_us:>13.4f}")
             series.close()
 

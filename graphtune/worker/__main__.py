@@ -78,10 +78,10 @@ class Progress:
             environment=self.environment,
             model=self.model,
             captured_lists=tuple(measured.captured_lists) if measured else (),
-            points=tuple(measured.points) if measured else (),
+            points=tuple(measured.latency.points) if measured else (),
             ledger=self.ledger.summary() if self.ledger else None,
-            launch_profiles=tuple(measured.launch_profiles) if measured else (),
-            timelines=tuple(measured.timelines) if measured else (),
+            launch_profiles=tuple(measured.latency.profiles) if measured else (),
+            timelines=tuple(measured.latency.timelines) if measured else (),
             admission=dict(measured.admission) if measured else {},
             phase_seconds=seconds,
             started_at=self.started_at,
@@ -170,9 +170,7 @@ def _run(cell: Cell, device_name: str, progress: Progress) -> tuple[Status, str 
 
     engine = build(cell, device, reached)
     progress.model = engine.facts
-    sizes = {size for capture_list in cell.lists for size in capture_list.sizes}
-    sizes |= {size for at in cell.latency for size in at.sizes}
-    engine.eager.warm_up(tuple(sizes))
+    engine.warm_up()
     if gpu is not None:
         environment = replace(environment, launch_cost_us=launch_cost_us())
     reached("eager_warmup")

@@ -12,23 +12,13 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from graphtune.results import Execution, LaunchProfile, Timeline
-from graphtune.worker.runners.series import BatchSeries
+from graphtune.worker.timing import Step
 
 MOST_KERNELS = 512
 """Kernels that a timeline keeps: enough for a whole decode step of some 30 layers."""
 
 LAUNCH_CALL = re.compile(r"cu(da)?(Launch\w*Kernel|GraphLaunch|Memcpy\w*Async|Memset\w*Async)")
 """Host calls that put work on a stream, as CUPTI names them."""
-
-
-class Launchable(Protocol):
-    """A step in its three parts; only the launch is profiled."""
-
-    def fill(self, batch: Any) -> Any: ...
-
-    def plan(self) -> Any: ...
-
-    def launch(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +36,16 @@ class StepTrace:
 
     kernels: tuple[Span, ...]
     calls: tuple[Span, ...]
+
+    @property
+    def graph_launches(self) -> int:
+        """Graphs that the host launched."""
+        return sum("GraphLaunch" in call.name for call in self.calls)
+
+    @property
+    def kernel_launches(self) -> int:
+        """Kernels, copies and fills that the host launched one by one."""
+        return len(self.calls) - self.graph_launches
 
     def profile(self, size: int, context_tokens: int, execution: Execution) -> LaunchProfile:
         """``span_us`` runs from the first kernel's start to the last one's end; idle is what kernels do not cover."""
@@ -87,7 +87,14 @@ class StepTrace:
         )
 
 
-def trace_step(step: Launchable, series: BatchSeries) -> StepTrace:
+class Series(Protocol):
+    """Batches of one shape."""
+
+    @property
+    def middle(self) -> Any: ...
+
+
+def trace_step(step: Step, series: Series) -> StepTrace:
     """Profile the launch part of one step on the GPU, metadata and fill apart."""
     for _ in range(2):
         step.fill(series.middle)

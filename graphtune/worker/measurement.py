@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from graphtune.plan import Cell, LatencyAt
+from graphtune.plan import Cell
 from graphtune.results import (
     Capture,
     CapturedList,
     CaptureList,
-    Execution,
     GateCheck,
-    LaunchProfile,
     Mark,
-    Point,
     Status,
-    Timeline,
 )
 from graphtune.worker.allocations import allocation_recorder
-from graphtune.worker.engine import Engine
+from graphtune.worker.engine import Engine, Runner
 from graphtune.worker.gate import check_list
 from graphtune.worker.graphs.shape_key import ShapeKey
-from graphtune.worker.launches import trace_step
+from graphtune.worker.latency import Latency, timed
 from graphtune.worker.memory import Ledger, device_bytes, in_torch, outside_torch
 from graphtune.worker.nvml import Gpu, PeakSampler
-from graphtune.worker.runners.decode import CaptureFailure, DecodeStep, GraphDecode
-from graphtune.worker.runners.series import BatchSeries
-from graphtune.worker.timing import Clock, time_point
+from graphtune.worker.prefill_gate import check_prefill
+from graphtune.worker.runners.decode import CaptureFailure, GraphDecode
 
 LEFTOVER_LIMIT_BYTES = 4 << 20
+
+
+@dataclass
+class _Live:
+    """A list that is captured and not yet torn down. ``after`` is the mark when its last size was captured."""
+
+    index: int
+    runner: Runner
+    before: Mark
+    after: Mark
+    captures: list[Capture] = field(default_factory=list)
+    gate: tuple[GateCheck, ...] = ()
+    status: Status = "ok"
+    reason: str | None = None
 
 
 @dataclass
@@ -48,17 +56,22 @@ class Measurement:
     gpu: Gpu | None
     saved: Callable[[str, int, int], None]
     captured_lists: list[CapturedList] = field(default_factory=list)
-    points: list[Point] = field(default_factory=list)
-    launch_profiles: list[LaunchProfile] = field(default_factory=list)
-    timelines: list[Timeline] = field(default_factory=list)
     admission: Counter[str] = field(default_factory=Counter)
     unmeasured: tuple[CaptureList, ...] = ()
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    latency: Latency = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.latency = Latency(self.cell, self.engine, self.gpu, self.saved, seconds=self.seconds)
 
     def run(self) -> None:
         """Capture the lists in turn; stop, leaving the rest unmeasured, when the process is no longer clean."""
+        if self.cell.purpose == "joint":
+            self._run_together()
+            return
         for index, capture_list in enumerate(self.cell.lists):
-            self._run_list(index, capture_list)
+            live = self._captured(index, capture_list)
+            self._tear_down(live, live.before)
             done = self.captured_lists[-1]
             leftover = done.leftover_bytes
             clean = done.status == "ok" and (leftover is None or leftover <= LEFTOVER_LIMIT_BYTES)
@@ -66,83 +79,106 @@ class Measurement:
                 self.unmeasured = self.cell.lists[index + 1 :]
                 return
 
-    def _run_list(self, index: int, capture_list: CaptureList) -> None:
-        cell, engine, ledger = self.cell, self.engine, self.ledger
-        backend = engine.make_backend(capture_list.output)
-        runner = GraphDecode(engine.eager, backend, capture_list)
+    def _run_together(self) -> None:
+        """Capture every list into one pool, checked while all are live, and tear them down together."""
+        pools: list[Any] = []
+        lives = [self._captured(index, of, pools) for index, of in enumerate(self.cell.lists)]
+        for live in lives:
+            if self.cell.gate and live.status == "ok":
+                live.gate = self._check(live)
+        for live in reversed(lives):
+            live.runner.backend.cleanup()
+        for live in lives:
+            self._tear_down(live, lives[0].before)
+
+    def _captured(self, index: int, capture_list: CaptureList, pools: list[Any] | None = None) -> _Live:
+        """Capture a list; the first one of a process is timed, and one with a pool of its own checked at once."""
+        ledger, cell = self.ledger, self.cell
+        runner = self.engine.runner(capture_list, pools)
         before = ledger.mark("before_list", list_index=index)
-        captures: list[Capture] = []
-        status: Status = "ok"
-        reason: str | None = None
-        gate: tuple[GateCheck, ...] = ()
-        after = before
+        live = _Live(index, runner, before, before)
         try:
-            captures = self._capture(runner, index, before)
-            failed = [capture for capture in captures if capture.status != "ok"]
+            live.captures = self._capture(runner, index, before)
+            failed = [capture for capture in live.captures if capture.status != "ok"]
             if failed:
-                status = "capture_failed"
-                reason = "; ".join(f"size {capture.size}: {capture.reason}" for capture in failed)
-                reason += ". This is not a memory problem."
-            after = ledger.mark("captured", list_index=index, pool_bytes=backend.pool_bytes())
-            if cell.gate:
-                with _timed(self.seconds, "gate"):
-                    gate = check_list(runner, seed=cell.seed)
-                ledger.mark("replayed", list_index=index, pool_bytes=backend.pool_bytes())
-            if index == 0:
-                self._latency(runner)
-                ledger.mark("measured", list_index=index, pool_bytes=backend.pool_bytes())
-                if self._launches(runner):
-                    ledger.mark("profiled", list_index=index, pool_bytes=backend.pool_bytes())
+                live.status = "capture_failed"
+                live.reason = "; ".join(f"size {capture.size}: {capture.reason}" for capture in failed)
+                live.reason += ". This is not a memory problem."
+            live.after = self._mark("captured", live)
+            if pools is None:
+                if cell.gate:
+                    live.gate = self._check(live)
+                if index == 0:
+                    self.latency.measure(runner)
+                    self._mark("measured", live)
+                    if self.latency.profile(runner):
+                        self._mark("profiled", live)
         except torch.cuda.OutOfMemoryError as error:
-            status, reason = "oom", str(error).strip().splitlines()[0]
-        pool_bytes = backend.pool_bytes()
+            live.status, live.reason = "oom", str(error).strip().splitlines()[0]
+        return live
+
+    def _check(self, live: _Live) -> tuple[GateCheck, ...]:
+        with timed(self.seconds, "gate"):
+            checks = check_runner(live.runner, seed=self.cell.seed)
+        self._mark("replayed", live)
+        return checks
+
+    def _mark(self, stage: str, live: _Live) -> Mark:
+        return self.ledger.mark(stage, list_index=live.index, pool_bytes=live.runner.backend.pool_bytes())
+
+    def _tear_down(self, live: _Live, clean: Mark) -> None:
+        """Drop the list's graphs and keep what they took; ``clean`` is the mark that memory must return to."""
+        runner, captures, before, after = live.runner, live.captures, live.before, live.after
+        status, capture_list = live.status, live.runner.list
+        pool_bytes = after.pool_bytes
         peaks = [capture.peak_bytes for capture in captures if capture.peak_bytes is not None]
         self.admission.update(runner.admitted)
         runner.tear_down()
-        torn_down = ledger.mark("torn_down", list_index=index)
+        torn_down = self.ledger.mark("torn_down", list_index=live.index)
         # A failed capture leaks its pool, so its bytes are not those of a list.
         torch_bytes = in_torch(after) - in_torch(before) if status == "ok" else None
         outside_bytes, outside_source = self._outside(capture_list, before, after) if status == "ok" else (None, None)
         self.captured_lists.append(
             CapturedList(
                 list=capture_list,
-                position_in_process=index + 1,
+                position_in_process=live.index + 1,
                 status=status,
-                reason=reason,
+                reason=live.reason,
                 captures=tuple(captures),
-                gate=gate,
+                gate=live.gate,
                 graph_bytes=None if torch_bytes is None or outside_bytes is None else torch_bytes + outside_bytes,
                 pool_bytes=pool_bytes if status == "ok" else None,
                 outside_torch_bytes=outside_bytes,
                 peak_bytes=max(peaks) if peaks else None,
                 capture_s=_total_seconds(captures) if status == "ok" else None,
-                leftover_bytes=in_torch(torn_down) - in_torch(before),
+                leftover_bytes=in_torch(torn_down) - in_torch(clean),
                 torch_bytes=torch_bytes,
                 outside_source=outside_source,
             )
         )
-        self.saved("lists", index + 1, len(cell.lists))
+        self.saved("lists", live.index + 1, len(self.cell.lists))
 
     def _outside(
         self, capture_list: CaptureList, before: Mark, after: Mark
     ) -> tuple[int | None, Literal["measured", "composed"] | None]:
-        """Bytes outside torch of a list: what grew when it is the process's first, else those of the first list if that
-        had the same sizes; unknown otherwise, because the driver serves it from what it kept."""
+        """Bytes outside torch of a list: what grew when it is the process's first, or nothing before it was torn down;
+        else those of the first list if that had the same sizes; unknown otherwise, because the driver serves it from
+        what it kept."""
         if self.gpu is None:
             return 0, "measured"
-        if not self.captured_lists:
+        if not self.captured_lists or self.cell.purpose == "joint":
             return outside_torch(after) - outside_torch(before), "measured"
         first = self.captured_lists[0]
         if first.list.sizes == capture_list.sizes and first.outside_torch_bytes is not None:
             return first.outside_torch_bytes, "composed"
         return None, None
 
-    def _capture(self, runner: GraphDecode, index: int, before: Mark) -> list[Capture]:
+    def _capture(self, runner: Runner, index: int, before: Mark) -> list[Capture]:
         captures: list[Capture] = []
         previous = before
         backend = runner.backend
         total = len(runner.list.sizes)
-        with ExitStack() as stack, _timed(self.seconds, "capture"):
+        with ExitStack() as stack, timed(self.seconds, "capture"):
             sampler = stack.enter_context(PeakSampler(self.gpu)) if self.gpu else None
             used_before = self.gpu.used_bytes() if self.gpu else 0
             alone = self.cell.purpose == "memory" and total == 1
@@ -176,77 +212,12 @@ class Measurement:
                 self.saved(f"capture {runner.list.name}", done, total)
         return captures
 
-    def _latency(self, runner: GraphDecode) -> None:
-        clock = Clock(self.engine.device, self.gpu)
-        total = sum(len(at.sizes) for at in self.cell.latency)
-        done = 0
-        for at in self.cell.latency:
-            with _timed(self.seconds, f"latency_{at.context_tokens}"):
-                for size in at.sizes:
-                    self._points(runner, clock, at, size)
-                    done += 1
-                    self.saved(f"latency at context {at.context_tokens}", done, total)
 
-    def _points(self, runner: GraphDecode, clock: Clock, at: LatencyAt, size: int) -> None:
-        series = self._series(size, at.context_tokens)
-        try:
-            self.points += time_point(
-                self._steps(runner, at.executions, size),
-                series,
-                clock=clock,
-                measure=self.cell.measure,
-                backend=runner.list.backend,
-                attention=self.cell.attention,
-            )
-        finally:
-            series.close()
-
-    def _steps(self, runner: GraphDecode, executions: tuple[Execution, ...], size: int) -> dict[Execution, DecodeStep]:
-        steps: dict[Execution, DecodeStep] = {}
-        if "graph" in executions and size in runner.sizes:
-            steps["graph"] = runner
-        if "eager" in executions:
-            steps["eager"] = self.engine.eager
-        return steps
-
-    def _launches(self, runner: GraphDecode) -> bool:
-        """Profile the cell's sizes; False where there is nothing to profile (the profiler used here sees GPUs only)."""
-        if self.gpu is None or not self.cell.profile_sizes:
-            return False
-        context = self.cell.latency[0].context_tokens
-        with _timed(self.seconds, "profile"):
-            for size in self.cell.profile_sizes:
-                series = self._series(size, context)
-                try:
-                    for execution, step in self._steps(runner, ("graph", "eager"), size).items():
-                        trace = trace_step(step, series)
-                        self.launch_profiles.append(trace.profile(size, context, execution))
-                        if size == min(self.cell.profile_sizes):
-                            self.timelines.append(trace.timeline(size, context, execution))
-                finally:
-                    series.close()
-        self.saved("launch profiles", 1, 1)
-        return True
-
-    def _series(self, size: int, context: int) -> BatchSeries:
-        engine = self.engine
-        return BatchSeries(
-            engine.table,
-            size=size,
-            context=context,
-            vocab_size=engine.model.config.vocab_size,
-            seed=self.cell.seed + size,
-        )
-
-
-@contextmanager
-def _timed(seconds: defaultdict[str, float], name: str) -> Iterator[None]:
-    """Adds the block's wall seconds under a name, also when it ends with an error."""
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[name] += time.perf_counter() - started
+def check_runner(runner: Runner, *, seed: int) -> tuple[GateCheck, ...]:
+    """The correctness gate of the runner's phase."""
+    if isinstance(runner, GraphDecode):
+        return check_list(runner, seed=seed)
+    return check_prefill(runner, seed=seed)
 
 
 def _failed(failure: CaptureFailure) -> Capture:

@@ -1,13 +1,14 @@
-"""Timing of decode steps: device time, host time, and steps in a row, sampled until a stop rule holds."""
+"""Timing of steps: device time, host time, and steps in a row, sampled until a stop rule holds."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 
@@ -15,14 +16,37 @@ from graphtune.plan import Measure
 from graphtune.results import Execution, Point, Samples, StopRule
 from graphtune.worker.disturbance import PATIENCE_S, Watch
 from graphtune.worker.nvml import Gpu
-from graphtune.worker.runners.decode import DecodeStep
-from graphtune.worker.runners.series import BatchSeries
+from graphtune.worker.runners.series import BatchSeries, PrefillSeries
 
 STORED = 20
 STEPS_IN_A_ROW = 4
 STEPS_OVERLAPPED = 9
 MAX_SAMPLES = 200
 DELAY_CYCLES = 600_000  # 0.3 ms at 2 GHz, longer than launching a graph takes
+
+
+class Step(Protocol):
+    """One step, decode or prefill, in the three host parts that are timed apart."""
+
+    def fill(self, live: Any) -> None:
+        """Copy the step's inputs into the static buffers."""
+
+    def plan(self) -> None:
+        """The attention backend's out-of-graph half."""
+
+    def launch(self) -> torch.Tensor:
+        """Launch the forward; returns logits."""
+
+
+class Series(Protocol):
+    """Batches of one shape to step through."""
+
+    @property
+    def middle(self) -> Any:
+        """The batch that stands for the series."""
+
+    def next(self) -> Any:
+        """The batch of the next step."""
 
 
 @dataclass
@@ -87,7 +111,7 @@ class Clock:
             self._end = torch.cuda.Event(enable_timing=True)
             self._output = (torch.cuda.Event(), torch.cuda.Event())
 
-    def alone(self, step: DecodeStep, series: BatchSeries, *, delay: bool = True) -> dict[str, list[float]]:
+    def alone(self, step: Step, series: Series, *, delay: bool = True) -> dict[str, list[float]]:
         """One step with the device idle before: gpu, host and the host's parts, in µs."""
         self._wait_idle()
         begin = time.perf_counter()
@@ -114,7 +138,34 @@ class Clock:
             "launch_us": [launch_us],
         }
 
-    def in_a_row(self, step: DecodeStep, series: BatchSeries) -> dict[str, list[float]]:
+    def whole(self, step: Step, series: Series) -> dict[str, list[float]]:
+        """One step with the device idle before, its output waited for: all times of the same run, in µs."""
+        self._wait_idle()
+        begin = time.perf_counter()
+        step.fill(series.next())
+        filled = time.perf_counter()
+        step.plan()
+        planned = time.perf_counter()
+        if self._cuda:
+            self._start.record()
+        launching = time.perf_counter()
+        step.launch()
+        launched = time.perf_counter()
+        if self._cuda:
+            self._end.record()
+            self._end.synchronize()
+        ended = time.perf_counter()
+        launch_us = (launched - launching) * 1e6
+        return {
+            "step_us": [(ended - begin) * 1e6],
+            "gpu_us": [self._start.elapsed_time(self._end) * 1e3 if self._cuda else launch_us],
+            "host_us": [(planned - begin) * 1e6 + launch_us],
+            "fill_us": [(filled - begin) * 1e6],
+            "plan_us": [(planned - filled) * 1e6],
+            "launch_us": [launch_us],
+        }
+
+    def in_a_row(self, step: Step, series: Series) -> dict[str, list[float]]:
         """Steps in a row, each ended by waiting for its output, as a server that reads the sampled tokens. One sample
         per step, from the end of the step before to its own end."""
         self._wait_idle()
@@ -129,7 +180,7 @@ class Clock:
             times.append(time.perf_counter())
         return {"step_us": _intervals_us(times)}
 
-    def overlapped(self, step: DecodeStep, series: BatchSeries) -> dict[str, list[float]]:
+    def overlapped(self, step: Step, series: Series) -> dict[str, list[float]]:
         """Steps in a row, the next one prepared while this one runs: a step's output is read after the next one's
         launch. One sample per step, between two outputs.
 
@@ -155,21 +206,21 @@ class Clock:
             torch.cuda.synchronize()
 
 
-Reading = Callable[[DecodeStep, BatchSeries], dict[str, list[float]]]
-Executions = Mapping[Execution, DecodeStep]
+Reading = Callable[[Step, Series], dict[str, list[float]]]
+Executions = Mapping[Execution, Step]
 
 
 def _intervals_us(times: list[float]) -> list[float]:
     return [(after - before) * 1e6 for before, after in pairwise(times)]
 
 
-def _each(read: Reading, steps: Executions) -> dict[Execution, Callable[[BatchSeries], dict[str, list[float]]]]:
+def _each(read: Reading, steps: Executions) -> dict[Execution, Callable[[Series], dict[str, list[float]]]]:
     return {execution: partial(read, step) for execution, step in steps.items()}
 
 
 def sample(
-    reading: Mapping[Execution, Callable[[BatchSeries], dict[str, list[float]]]],
-    series: BatchSeries,
+    reading: Mapping[Execution, Callable[[Series], dict[str, list[float]]]],
+    series: Series,
     measure: Measure,
     watch: Watch,
 ) -> dict[Execution, dict[str, Samples]]:
@@ -202,7 +253,7 @@ def sample(
     return taken
 
 
-def time_point(
+def time_decode(
     steps: Executions,
     series: BatchSeries,
     *,
@@ -211,21 +262,26 @@ def time_point(
     backend: str,
     attention: str,
 ) -> list[Point]:
-    """One point per execution at the series' size and context, executions interleaved sample by sample."""
+    """One point per execution at the series' size and context, executions interleaved sample by sample.
+
+    The seconds that ``measure`` allows are those of a point, shared by its readings.
+    """
     sampled: dict[Execution, dict[str, Samples]] = {execution: {} for execution in steps}
     for step in steps.values():
         clock.alone(step, series)  # warm-up
     graph: Executions = {execution: step for execution, step in steps.items() if execution == "graph"}
     eager: Executions = {execution: step for execution, step in steps.items() if execution == "eager"}
-    for reading in (
+    readings = (
         {**_each(clock.alone, graph), **_each(partial(clock.alone, delay=False), eager)},
         _each(clock.in_a_row, steps),
         _each(clock.overlapped, graph),
-    ):
-        for execution, quantities in sample(reading, series, measure, clock.watch).items():
+    )
+    share = replace(measure, max_seconds=measure.max_seconds / len(readings))
+    for reading in readings:
+        for execution, quantities in sample(reading, series, share, clock.watch).items():
             sampled[execution].update(quantities)
-    return [
-        Point(
+    points = {
+        execution: Point(
             phase="decode",
             raw_size=series.size,
             padded_size=series.size,
@@ -233,13 +289,46 @@ def time_point(
             execution=execution,
             backend=backend if execution == "graph" else "eager",
             attention=attention,
-            gpu_us=values.get("gpu_us"),
-            host_us=values.get("host_us"),
-            step_us=values.get("step_us"),
-            plan_us=values.get("plan_us"),
-            fill_us=values.get("fill_us"),
-            launch_us=values.get("launch_us"),
-            overlap_us=values.get("overlap_us"),
+            gpu_us=None,
+            host_us=None,
+            step_us=None,
         )
-        for execution, values in sampled.items()
-    ]
+        for execution in sampled
+    }
+    return [replace(points[execution], **values) for execution, values in sampled.items()]
+
+
+def time_prefill(
+    steps: Executions,
+    series: PrefillSeries,
+    *,
+    padded_tokens: int,
+    clock: Clock,
+    measure: Measure,
+    backend: str,
+    attention: str,
+) -> list[Point]:
+    """One point per execution for the series' prefills, executions interleaved sample by sample.
+
+    Eager runs the real tokens, the graph ``padded_tokens``.
+    """
+    for step in steps.values():
+        clock.whole(step, series)  # warm-up
+    sampled = sample(_each(clock.whole, steps), series, measure, clock.watch)
+    points = {
+        execution: Point(
+            phase="prefill",
+            raw_size=series.tokens,
+            padded_size=padded_tokens if execution == "graph" else series.tokens,
+            context_tokens=series.prefix_tokens,
+            execution=execution,
+            backend=backend if execution == "graph" else "eager",
+            attention=attention,
+            gpu_us=None,
+            host_us=None,
+            step_us=None,
+            requests=series.requests,
+        )
+        for execution in sampled
+    }
+    return [replace(points[execution], **values) for execution, values in sampled.items()]

@@ -45,7 +45,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 def captured(engine: Engine, capture_list: CaptureList) -> GraphDecode:
-    runner = GraphDecode(engine.eager, engine.make_backend(capture_list.output), capture_list)
+    runner = engine.decode_runner(capture_list)
     with torch.inference_mode():
         outcomes = list(runner.capture())
     assert not any(isinstance(outcome, CaptureFailure) for _, outcome in outcomes)
@@ -84,7 +84,7 @@ def test_without_a_new_plan_only_the_size_captured_last_is_right(engine: Engine)
 
 
 def test_a_size_that_cannot_be_recorded_is_named_and_the_others_work(engine: Engine) -> None:
-    runner = GraphDecode(engine.eager, engine.make_backend(), tiny.capture_list(2, 4, 8))
+    runner = engine.decode_runner(tiny.capture_list(2, 4, 8))
     forward = engine.eager.forward
 
     def reads_the_host(batch):  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,13 +10,21 @@ import numpy as np
 import pytest
 import torch
 
+from graphtune.plan import Cell
+from graphtune.results import CaptureList
 from graphtune.worker.attention.base import PrefillAttention
 from graphtune.worker.attention.sdpa import SdpaPrefill
 from graphtune.worker.comparison import relative_error
+from graphtune.worker.engine import build
+from graphtune.worker.gate import check_list
 from graphtune.worker.graphs.cuda_breakable import CudaBreakable
+from graphtune.worker.graphs.full import FullBackend
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
+from graphtune.worker.measurement import check_runner
 from graphtune.worker.prefill_gate import check_prefill
+from graphtune.worker.runners.decode import CaptureFailure
 from graphtune.worker.runners.prefill import EagerPrefill
+from tests.worker import tiny as decode_tiny
 from tests.worker import tiny_prefill as tiny
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +51,9 @@ def flashinfer_prefill(cache: PagedKVCache, table: RequestTable) -> PrefillAtten
     from graphtune.worker.attention.flashinfer_prefill import FlashInferPrefill  # not installed where there is no GPU
 
     kv_heads, head_size = cache.pool.shape[-2:]
-    return FlashInferPrefill(cache, table, heads=8, kv_heads=kv_heads, head_size=head_size, max_tokens=512)
+    return FlashInferPrefill(
+        cache, table, heads=8, kv_heads=kv_heads, head_size=head_size, max_tokens=512, max_requests=8
+    )
 
 
 def eager(attention: Any = flashinfer_prefill, **changes: Any) -> EagerPrefill:
@@ -93,6 +104,69 @@ def test_the_gate_is_green(attention: Any, order: str) -> None:
     runner.tear_down()
     assert all(check.passed for check in checks), [check.reason for check in checks]
     assert all(check.equal_at_padded for check in checks)
+
+
+def test_a_full_recording_passes_the_gate() -> None:
+    """Attention is recorded too: a launch of fixed shape over four request slots, some without tokens."""
+    runner = tiny.captured(eager(), *SIZES, backend=FullBackend(), request_slots=4)
+    with torch.inference_mode():
+        checks = check_prefill(runner, seed=3)
+        assert all(check.passed and check.equal_at_padded for check in checks), [check.reason for check in checks]
+        live = tiny.live(runner.eager, [3] * 5, [20] * 5)
+        assert torch.equal(runner.run(live).clone(), runner.eager.run(live))
+    assert runner.admitted["too_many_requests"] == 1
+    runner.tear_down()
+
+
+def test_decode_and_prefill_share_a_pool() -> None:
+    """One phase's graphs use memory that the other's leave free: together they take less than the two pools."""
+    alone: list[int] = []
+    together: list[int] = []
+    for kinds in (("decode",), ("prefill",), ("decode", "prefill"), ("prefill", "decode")):
+        with torch.inference_mode():
+            engine = build(joint_cell(), DEVICE, lambda stage: None)
+            engine.warm_up()
+            pools: list[Any] = []
+            runners = [engine.runner(of, pools) for kind in kinds for of in joint_cell().lists if of.phase == kind]
+            for runner in runners:
+                outcomes = list(runner.capture())
+                assert not any(isinstance(outcome, CaptureFailure) for _, outcome in outcomes)
+            for runner in runners:
+                checks = check_runner(runner, seed=1)
+                assert all(one.passed and one.equal_at_padded for one in checks), [one.reason for one in checks]
+            (alone if len(kinds) == 1 else together).append(runners[-1].backend.pool_bytes())
+            for runner in runners:
+                runner.tear_down()
+    assert max(together) < sum(alone)
+    assert min(together) >= max(alone) - (2 << 20)
+
+
+def joint_cell() -> Cell:
+    lists = (
+        decode_tiny.capture_list(1, 8, 32),
+        CaptureList("test", "prefill", "breakable", (16, 64, 512), waste_cap=2.0),
+    )
+    return decode_tiny.cell(
+        model_config={**decode_tiny.CONFIG, **CONFIG},
+        dtype="bfloat16",
+        attention="flashinfer",
+        kv_tokens=64 * 1200,
+        lists=lists,
+    )
+
+
+@pytest.mark.parametrize("settings", [{}, {"order": "ascending"}], ids=str)
+def test_breakable_decode_passes_the_gate(settings: dict[str, Any]) -> None:
+    """Attention between the segments, planned for the padded size as an eager step is."""
+    of = decode_tiny.capture_list(1, 4, 32, backend="breakable", **settings)
+    with torch.inference_mode():
+        engine = build(replace(joint_cell(), lists=(of,)), DEVICE, lambda stage: None)
+        engine.warm_up()
+        runner = engine.decode_runner(of)
+        assert not any(isinstance(outcome, CaptureFailure) for _, outcome in runner.capture())
+        checks = check_list(runner, seed=1)
+        runner.tear_down()
+    assert all(check.passed and check.equal_at_padded for check in checks), [check.reason for check in checks]
 
 
 def test_mixed_prefills_in_turn_agree_with_eager() -> None:

@@ -24,7 +24,7 @@ def engine() -> Engine:
 
 
 def captured(engine: Engine, capture_list: CaptureList | None = None) -> GraphDecode:
-    runner = GraphDecode(engine.eager, engine.make_backend(), capture_list or tiny.capture_list(1, 2, 4, 8))
+    runner = engine.decode_runner(capture_list or tiny.capture_list(1, 2, 4, 8))
     with torch.inference_mode():
         engine.eager.warm_up(runner.list.sizes)
         outcomes = list(runner.capture())
@@ -124,7 +124,7 @@ def test_a_stale_token_id_changes_nothing_that_is_read(engine: Engine) -> None:
 
 
 def test_a_temporary_that_nobody_keeps_fails_the_gate_with_its_line(engine: Engine) -> None:
-    runner = GraphDecode(engine.eager, engine.make_backend(), tiny.capture_list(2))
+    runner = engine.decode_runner(tiny.capture_list(2))
     forward = engine.eager.forward
     stray = torch.ones(1)
     engine.eager.forward = lambda batch: forward(batch) * stray  # type: ignore[method-assign]
@@ -156,7 +156,7 @@ def test_capturing_again_changes_no_live_kv(engine: Engine) -> None:
 
 
 def test_one_size_that_cannot_be_recorded_is_named_and_the_others_work(engine: Engine) -> None:
-    runner = GraphDecode(engine.eager, engine.make_backend(), tiny.capture_list(1, 2, 4))
+    runner = engine.decode_runner(tiny.capture_list(1, 2, 4))
     forward = engine.eager.forward
 
     def reads_the_host(batch):  # type: ignore[no-untyped-def]
@@ -169,3 +169,17 @@ def test_one_size_that_cannot_be_recorded_is_named_and_the_others_work(engine: E
     failure = outcomes[2]
     assert isinstance(failure, CaptureFailure) and "item" in failure.reason and "test_decode.py" in failure.reason
     assert runner.sizes == (1, 4)
+
+
+@pytest.mark.parametrize("order", ["descending", "ascending"])
+def test_breakable_decode_passes_the_gate_and_agrees_with_eager(engine: Engine, order: str) -> None:
+    """Attention runs between the segments, planned for the padded size as an eager step is."""
+    runner = captured(engine, tiny.capture_list(1, 2, 4, 8, backend="breakable", order=order))
+    with torch.inference_mode():
+        checks = check_list(runner, seed=5)
+        assert all(check.passed and check.equal_at_padded for check in checks), [check.reason for check in checks]
+        rows, steps = batches(engine, np.asarray([[3, 17, 40], [4, 18, 41], [5, 19, 42]], dtype=np.int32))
+        for step in steps:
+            torch.testing.assert_close(runner.run(step).clone(), engine.eager.run(step), rtol=1e-4, atol=1e-5)
+        engine.table.release(rows)
+    assert runner.admitted["graph"] >= 3

@@ -17,6 +17,7 @@ from graphtune.worker.graphs.backend import GraphBackend
 from graphtune.worker.graphs.tape_breakable import TapeBreakable
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.models.decoder import Decoder
+from graphtune.worker.runners.admission import WASTE_CAP
 from graphtune.worker.runners.decode import CaptureFailure
 from graphtune.worker.runners.prefill import EagerPrefill, GraphPrefill
 from graphtune.worker.runners.prefill_buffers import LivePrefill, live_prefill
@@ -62,7 +63,7 @@ def eager(
 
 
 def capture_list(*sizes: int, **settings: Any) -> CaptureList:
-    return replace(CaptureList("test", "prefill", "breakable", tuple(sizes)), **settings)
+    return replace(CaptureList("test", "prefill", "breakable", tuple(sizes), waste_cap=WASTE_CAP), **settings)
 
 
 def captured(
@@ -70,7 +71,8 @@ def captured(
 ) -> GraphPrefill:
     """A runner with these token counts captured."""
     backend = backend or TapeBreakable(output_rows=max(sizes))
-    graph = GraphPrefill(runner, backend, capture_list(*sizes, order=order), **settings)
+    of_list = {name: settings.pop(name) for name in ("waste_cap", "request_slots") if name in settings}
+    graph = GraphPrefill(runner, backend, capture_list(*sizes, order=order, **of_list), **settings)
     with torch.inference_mode():
         runner.warm_up(graph.list.sizes)
         outcomes = list(graph.capture())

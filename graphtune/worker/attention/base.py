@@ -53,16 +53,19 @@ class AttentionBackend(ABC):
         """In-graph half: called at the start of the forward, recorded with it."""
 
     @abstractmethod
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Write ``k`` and ``v`` (tokens, kv heads, head size) of the step at the batch's output slots, then attend.
 
-        ``q`` is (tokens, heads, head size); returns (tokens, heads × head size) in q's dtype. The scale is
-        head_size ** -0.5. Inputs may be strided views of one merged projection.
+        ``q`` is (tokens, heads, head size); returns (tokens, heads × head size) in q's dtype, which is ``out`` where
+        that is given. The scale is head_size ** -0.5. Inputs may be strided views of one merged projection.
         """
 
 
 class PrefillAttention(ABC):
-    """One call per layer between the segments of a recording, on whatever batch was planned last.
+    """One call per layer on whatever batch was planned last, between the segments of a recording or, when the batch has
+    fixed request slots, in it.
 
     Queries of all requests lie on one token axis; a request's keys are its cached prefix and its own new tokens up to
     the query's. Rows beyond the real tokens belong to nobody.

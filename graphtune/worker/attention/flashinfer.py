@@ -50,7 +50,15 @@ class FlashInferAttention(AttentionBackend):
     seq_len_fill = 1
 
     def __init__(
-        self, cache: PagedKVCache, table: RequestTable, *, heads: int, kv_heads: int, head_size: int, max_requests: int
+        self,
+        cache: PagedKVCache,
+        table: RequestTable,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        max_requests: int,
+        least_workspace_bytes: int = FLOAT_WORKSPACE_BYTES,
     ) -> None:
         device = cache.pool.device
         self._cache = cache
@@ -71,8 +79,8 @@ class FlashInferAttention(AttentionBackend):
         # A split step keeps partial outputs: float32 heads × head size for rows in tiles of 16, at most two tiles per
         # request (512 requests of a 32-head model were seen to take 1.25).
         partial_outputs = max_requests * 2 * 16 * heads * head_size * 4
-        float_bytes = max(FLOAT_WORKSPACE_BYTES, partial_outputs)
-        self._float_workspace = torch.zeros(float_bytes, dtype=torch.uint8, device=device)
+        float_bytes = max(FLOAT_WORKSPACE_BYTES, partial_outputs, least_workspace_bytes)
+        self.float_workspace = torch.zeros(float_bytes, dtype=torch.uint8, device=device)
         self._int_workspace = torch.zeros(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         # Appending through a view with pages of one slot makes the write address exactly ``out_slots``.
         self._arange = torch.arange(max_requests + 1, dtype=torch.int32, device=device)
@@ -86,9 +94,9 @@ class FlashInferAttention(AttentionBackend):
         self._graph_wrappers: dict[int, flashinfer.BatchDecodeWithPagedKVCacheWrapper] = {}
         self._own_workspaces: dict[str, torch.Tensor] = {}
         self._eager = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            self._float_workspace, "NHD", use_tensor_cores=self._tensor_cores, backend=KERNELS
+            self.float_workspace, "NHD", use_tensor_cores=self._tensor_cores, backend=KERNELS
         )
-        self._eager.reset_workspace_buffer(self._float_workspace, self._int_workspace)
+        self._eager.reset_workspace_buffer(self.float_workspace, self._int_workspace)
         self._public_plan(self._eager, 1)
         self._batch: DecodeBatch | None = None
         self._wrapper = self._eager
@@ -101,7 +109,7 @@ class FlashInferAttention(AttentionBackend):
     def private_tensors(self) -> dict[str, torch.Tensor]:
         return {
             "attention.metadata": self._metadata,
-            "attention.float_workspace": self._float_workspace,
+            "attention.float_workspace": self.float_workspace,
             "attention.int_workspace": self._int_workspace,
             "attention.arange": self._arange,
             "attention.zeros": self._zeros,
@@ -111,7 +119,7 @@ class FlashInferAttention(AttentionBackend):
 
     def bind(self, size: int, *, per_size: bool) -> None:
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            self._float_workspace,
+            self.float_workspace,
             "NHD",
             use_cuda_graph=True,
             use_tensor_cores=self._tensor_cores,
@@ -123,7 +131,7 @@ class FlashInferAttention(AttentionBackend):
         if per_size:
             self._own_workspaces[f"attention.int_workspace.{size}"] = wrapper._int_workspace_buffer
         else:
-            wrapper.reset_workspace_buffer(self._float_workspace, self._int_workspace)
+            wrapper.reset_workspace_buffer(self.float_workspace, self._int_workspace)
         self._public_plan(wrapper, size)
         self._graph_wrappers[size] = wrapper
 
@@ -156,7 +164,9 @@ class FlashInferAttention(AttentionBackend):
     def prepare(self, batch: DecodeBatch) -> None:
         self._batch = batch
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         batch = self._batch
         assert batch is not None, "prepare() comes before forward()"
         n = batch.padded_size
@@ -172,7 +182,10 @@ class FlashInferAttention(AttentionBackend):
             self._ones[:n],
             _NHD,
         )
-        return self._wrapper.run(q, self._caches[layer]).flatten(1)
+        if out is None:
+            return self._wrapper.run(q, self._caches[layer]).flatten(1)
+        self._wrapper.run(q, self._caches[layer], out=out.view_as(q))
+        return out
 
     def _split(self, ints: Ints) -> tuple[Ints, Ints, Ints]:
         """Offsets (max + 1), last page lengths (max) and page indices of one step in the shared array."""

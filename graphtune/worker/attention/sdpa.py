@@ -175,7 +175,9 @@ class SdpaAttention(AttentionBackend):
     def prepare(self, batch: DecodeBatch) -> None:
         self._batch = batch
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         batch = self._batch
         assert batch is not None, "prepare() comes before forward()"
         attended = torch.ops.graphtune.paged_decode(
@@ -189,7 +191,8 @@ class SdpaAttention(AttentionBackend):
             batch.seq_lens,
             self._table.page_table,
         )
-        return attended.flatten(1)
+        attended = attended.flatten(1)
+        return attended if out is None else out.copy_(attended)
 
 
 class SdpaPrefill(PrefillAttention):

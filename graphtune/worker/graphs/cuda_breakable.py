@@ -20,7 +20,7 @@ from graphtune.worker.graphs.full import node_count
 
 
 class CudaBreakable(BreakableBackend):
-    """Records segments with ``torch.cuda.CUDAGraph``.
+    """Records segments with ``torch.cuda.CUDAGraph``, into ``pools`` where another backend shares its own.
 
     Everything, bodies and eager steps included, runs on one stream that is not the default one: the caller sets it
     before. A forward that forks to other streams must join them before a break; an unjoined stream fails the capture.
@@ -34,11 +34,12 @@ class CudaBreakable(BreakableBackend):
         output_rows: int | None = None,
         barrier: Callable[[], None] | None = None,
         debug_eager: bool = False,
+        pools: list[Any] | None = None,
     ) -> None:
         super().__init__(output=output, output_rows=output_rows, barrier=barrier, debug_eager=debug_eager)
         if torch.cuda.current_stream() == torch.cuda.default_stream():
             raise RuntimeError("set a stream of your own before making this backend; the default one cannot capture")
-        self._pools: list[Any] = []
+        self._pools = [] if pools is None else pools
 
     @contextlib.contextmanager
     def capture_session(self) -> Iterator[None]:
@@ -90,7 +91,7 @@ class CudaBreakable(BreakableBackend):
                 assert isinstance(segment, _CudaSegment)
                 segment.graph.reset()
         super().cleanup()
-        self._pools.clear()
+        self._pools = []
 
 
 class _CudaSegment:

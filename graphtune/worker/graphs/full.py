@@ -27,7 +27,7 @@ SEGMENT_BYTES = 2 << 20
 
 
 class FullBackend(GraphBackend):
-    """Records whole forwards with ``torch.cuda.CUDAGraph``.
+    """Records whole forwards with ``torch.cuda.CUDAGraph``, into ``pools`` where another backend shares its own.
 
     Everything, eager steps included, runs on one stream that is not the default one: the caller sets it before. A
     second stream would cost a cuBLAS workspace of its own. Recording and instantiating are timed apart, which is why
@@ -37,11 +37,12 @@ class FullBackend(GraphBackend):
 
     name = "full"
 
-    def __init__(self, *, output: Sharing = "shared") -> None:
+    def __init__(self, *, output: Sharing = "shared", pools: list[Any] | None = None) -> None:
         self._output = output
         if torch.cuda.current_stream() == torch.cuda.default_stream():
             raise RuntimeError("set a stream of your own before making this backend; the default one cannot capture")
-        self._pools: list[Any] = []
+        self._pools = [] if pools is None else pools
+        self._first_in_pool = not self._pools
         self._graphs: dict[ShapeKey, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[ShapeKey, torch.Tensor] = {}
         self._inputs: dict[ShapeKey, tuple[torch.Tensor, ...]] = {}
@@ -78,7 +79,8 @@ class FullBackend(GraphBackend):
         torch.cuda.synchronize()
         warmed = time.perf_counter()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        output = self._record(graph, forward, first_block_bytes=0 if self._graphs else live_bytes)
+        output = self._record(graph, forward, first_block_bytes=live_bytes if self._first_in_pool else 0)
+        self._first_in_pool = False
         recorded = time.perf_counter()
         graph.instantiate()
         torch.cuda.synchronize()
@@ -140,7 +142,8 @@ class FullBackend(GraphBackend):
         self._graphs.clear()
         self._outputs.clear()
         self._inputs.clear()
-        self._pools.clear()
+        self._pools = []
+        self._first_in_pool = True
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -19,23 +19,25 @@ class TapeBackend(GraphBackend):
     """Records whole forwards on tapes.
 
     With ``output`` shared, outputs lie in pool memory that later captures use again; per size, each is held for itself.
-    ``segment_bytes`` is the pool's granularity, see BytePool.
+    ``segment_bytes`` is the pool's granularity, see BytePool. ``pools`` are those of another backend to record into.
     """
 
     name = "full"
 
-    def __init__(self, *, output: Sharing = "shared", segment_bytes: int = 64 * 1024) -> None:
+    def __init__(
+        self, *, output: Sharing = "shared", segment_bytes: int = 64 * 1024, pools: list[BytePool] | None = None
+    ) -> None:
         self._hold_output = output == "per_size"
         self._segment_bytes = segment_bytes
-        self._pool: BytePool | None = None
+        self._pools = [] if pools is None else pools
         self._tapes: dict[ShapeKey, Tape] = {}
         self._inputs: dict[ShapeKey, tuple[torch.Tensor, ...]] = {}
 
     @contextlib.contextmanager
     def capture_session(self) -> Iterator[None]:
         with collector_frozen():
-            if self._pool is None:
-                self._pool = BytePool(self._segment_bytes)
+            if not self._pools:
+                self._pools.append(BytePool(self._segment_bytes))
             yield
 
     def capture_one(
@@ -45,7 +47,7 @@ class TapeBackend(GraphBackend):
         capture_inputs: Sequence[torch.Tensor] = (),
         post_warmup_hook: Callable[[], None] | None = None,
     ) -> CaptureTiming:
-        if self._pool is None:
+        if not self._pools:
             raise RuntimeError("capture_one() outside capture_session()")
         started = time.perf_counter()
         for _ in range(WARMUPS):
@@ -53,7 +55,7 @@ class TapeBackend(GraphBackend):
             if post_warmup_hook is not None:
                 post_warmup_hook()
         warmed = time.perf_counter()
-        recording = record(forward, self._pool, hold_output=self._hold_output)
+        recording = record(forward, self.pool, hold_output=self._hold_output)
         recorded = time.perf_counter()
         tape = Tape(recording)
         instantiated = time.perf_counter()
@@ -79,17 +81,17 @@ class TapeBackend(GraphBackend):
     @property
     def pool(self) -> BytePool:
         """The pool of what was captured; RuntimeError before the first session."""
-        if self._pool is None:
+        if not self._pools:
             raise RuntimeError("there is no pool before capture_session()")
-        return self._pool
+        return self._pools[-1]
 
     def pool_bytes(self) -> int:
-        return 0 if self._pool is None else self._pool.bytes()
+        return sum(pool.bytes() for pool in self._pools)
 
     def cleanup(self) -> None:
         self._tapes.clear()
         self._inputs.clear()
-        self._pool = None
+        self._pools = []
 
     def strays(self, key: ShapeKey, owners: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
         """Outside tensors in no owner's storage, and tensors made while recording that outlive it, the output apart."""

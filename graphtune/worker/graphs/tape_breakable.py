@@ -20,7 +20,8 @@ from graphtune.worker.graphs.tape_recorder import Recorder
 
 
 class TapeBreakable(BreakableBackend):
-    """Breakable tapes. ``segment_bytes`` is the granularity of their pool, see BytePool."""
+    """Breakable tapes. ``segment_bytes`` is the granularity of their pool, see BytePool; ``pools`` are those of another
+    backend to record into."""
 
     def __init__(
         self,
@@ -30,28 +31,28 @@ class TapeBreakable(BreakableBackend):
         barrier: Callable[[], None] | None = None,
         debug_eager: bool = False,
         segment_bytes: int = 64 * 1024,
+        pools: list[BytePool] | None = None,
     ) -> None:
         super().__init__(output=output, output_rows=output_rows, barrier=barrier, debug_eager=debug_eager)
         self._segment_bytes = segment_bytes
-        self._pool: BytePool | None = None
+        self._pools = [] if pools is None else pools
 
     @contextlib.contextmanager
     def capture_session(self) -> Iterator[None]:
         with collector_frozen():
-            if self._pool is None:
-                self._pool = BytePool(self._segment_bytes)
+            if not self._pools:
+                self._pools.append(BytePool(self._segment_bytes))
             yield
 
     def synchronize(self) -> None:
-        if self._pool is None:
+        if not self._pools:
             raise RuntimeError("capture_one() outside capture_session()")
 
     def record(self, forward: Forward, barrier: Callable[[], None] | None) -> tuple[Segmented, float]:
-        assert self._pool is not None
-        recorder = make_recorder(self._pool)
-        cutter = _TapeCutter(recorder, self._pool, barrier)
+        recorder = make_recorder(self.pool)
+        cutter = _TapeCutter(recorder, self.pool, barrier)
         with cutting(cutter):
-            recording = record_with(recorder, forward, self._pool, hold_output=self._output == "per_size")
+            recording = record_with(recorder, forward, self.pool, hold_output=self._output == "per_size")
         started = time.perf_counter()
         ends = [*cutter.ends, len(recording.entries)]
         starts = [0, *cutter.ends]
@@ -74,16 +75,16 @@ class TapeBreakable(BreakableBackend):
     @property
     def pool(self) -> BytePool:
         """The pool of what was captured; RuntimeError before the first session."""
-        if self._pool is None:
+        if not self._pools:
             raise RuntimeError("there is no pool before capture_session()")
-        return self._pool
+        return self._pools[-1]
 
     def pool_bytes(self) -> int:
-        return 0 if self._pool is None else self._pool.bytes()
+        return sum(pool.bytes() for pool in self._pools)
 
     def cleanup(self) -> None:
         super().cleanup()
-        self._pool = None
+        self._pools = []
 
 
 class _TapeCutter(Cutter):

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +14,7 @@ from graphtune.results import CaptureList
 from graphtune.worker.addresses import AddressBook
 from graphtune.worker.attention.base import AttentionBackend
 from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, GraphBackend
+from graphtune.worker.graphs.breaks import eager_break
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.runners.admission import Admission, admit_decode
@@ -21,19 +22,6 @@ from graphtune.worker.runners.buffers import DecodeBatch, LiveBatch, StaticBuffe
 
 if TYPE_CHECKING:
     from graphtune.worker.models.decoder import Decoder
-
-
-class DecodeStep(Protocol):
-    """One decode step in the three host parts that are timed apart."""
-
-    def fill(self, live: LiveBatch) -> None:
-        """Copy the step's inputs into the static buffers."""
-
-    def plan(self) -> None:
-        """The attention backend's out-of-graph half."""
-
-    def launch(self) -> torch.Tensor:
-        """Launch the forward; returns logits (raw size, vocabulary)."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +44,7 @@ class EagerDecode:
         self.table = table
         self.buffers = StaticBuffers(decode_slots(attention.seq_len_fill), max_requests, cache.pool.device)
         self._batch: DecodeBatch | None = None
+        self._attend_into = self.attend_into  # bound once: a layer would pay for binding it
 
     def fill(self, live: LiveBatch) -> None:
         self._batch = self.buffers.fill(live, live.size)
@@ -75,9 +64,24 @@ class EagerDecode:
         return self.launch()
 
     def forward(self, batch: DecodeBatch) -> torch.Tensor:
-        """The forward over static buffers; graphs record exactly this."""
+        """The forward over static buffers; full graphs record exactly this."""
         self.attention.prepare(batch)
         return self.model.forward(batch.input_ids, batch.positions, self.attention.forward)
+
+    def forward_with_breaks(self, batch: DecodeBatch) -> torch.Tensor:
+        """The same with attention as eager breaks; ``prepare`` is then part of every step's plan."""
+        return self.model.forward(batch.input_ids, batch.positions, self._attend)
+
+    @eager_break
+    def attend_into(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        """The break of a layer: attention over the batch prepared last."""
+        self.attention.forward(layer, q, k, v, out)
+
+    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # Made inside the segment: memory of the pool that the next layer uses again.
+        out = q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))
+        self._attend_into(layer, q, k, v, out)
+        return out
 
     def warm_up(self, sizes: tuple[int, ...]) -> None:
         """Run every size eagerly on sink rows, largest first: lazy loading and tuning are never charged to graphs."""
@@ -98,7 +102,10 @@ class EagerDecode:
 
 
 class GraphDecode:
-    """Captured sizes of one capture list over an eager runner's buffers."""
+    """Captured sizes of one capture list over an eager runner's buffers.
+
+    In a breakable recording attention runs between the segments, planned for the padded size as an eager step is.
+    """
 
     def __init__(self, eager: EagerDecode, backend: GraphBackend, capture_list: CaptureList) -> None:
         self.eager = eager
@@ -106,6 +113,7 @@ class GraphDecode:
         self.list = capture_list
         self.sizes: tuple[int, ...] = ()
         self.admitted: Counter[str] = Counter()
+        self._breaks = capture_list.backend == "breakable"
         self._addresses: AddressBook | None = None
         self._weights: AddressBook | None = None
         self._batch: DecodeBatch | None = None
@@ -130,11 +138,12 @@ class GraphDecode:
         eager.buffers.reset()
         batch = eager.buffers.batch(size, size)
         started = time.perf_counter()
-        eager.attention.bind(size, per_size=self.list.workspace == "per_size")
-        eager.attention.plan(batch, graph_size=size)
+        if not self._breaks:
+            eager.attention.bind(size, per_size=self.list.workspace == "per_size")
+        self._plan(batch)
         prepared_s = time.perf_counter() - started
         try:
-            timing = self.backend.capture_one(ShapeKey(size), lambda: eager.forward(batch))
+            timing = self.backend.capture_one(ShapeKey(size), lambda: self._forward(batch))
         except CaptureError as error:
             return CaptureFailure(size, str(error))
         self.sizes = tuple(sorted((*self.sizes, size)))
@@ -160,7 +169,16 @@ class GraphDecode:
 
     def plan(self) -> None:
         assert self._batch is not None, "fill() comes before plan()"
-        self.eager.attention.plan(self._batch, graph_size=self._batch.padded_size)
+        self._plan(self._batch)
+
+    def _forward(self, batch: DecodeBatch) -> torch.Tensor:
+        return self.eager.forward_with_breaks(batch) if self._breaks else self.eager.forward(batch)
+
+    def _plan(self, batch: DecodeBatch) -> None:
+        attention = self.eager.attention
+        attention.plan(batch, graph_size=None if self._breaks else batch.padded_size)
+        if self._breaks:
+            attention.prepare(batch)
 
     def launch(self) -> torch.Tensor:
         assert self._batch is not None and self._addresses is not None, "capture() and fill() come before launch()"
@@ -183,7 +201,7 @@ class GraphDecode:
     def run_padded_eagerly(self) -> torch.Tensor:
         """The forward of the batch that was filled and planned last, at its padded size, without the graph."""
         assert self._batch is not None, "fill() and plan() come first"
-        return self.eager.forward(self._batch)[: self._batch.raw_size]
+        return self._forward(self._batch)[: self._batch.raw_size]
 
     def check_weights(self) -> None:
         """The address check over the weights, which are too many for every replay."""

@@ -20,7 +20,7 @@ from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, GraphBa
 from graphtune.worker.graphs.breaks import eager_break
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
-from graphtune.worker.runners.admission import WASTE_CAP, Admission, PrefillLimits, PrefillShape, admit_prefill
+from graphtune.worker.runners.admission import Admission, PrefillLimits, PrefillShape, admit_prefill
 from graphtune.worker.runners.decode import CaptureFailure
 from graphtune.worker.runners.prefill_buffers import LivePrefill, PrefillBatch, PrefillBuffers, sink_prefill
 
@@ -116,9 +116,10 @@ class EagerPrefill:
 class GraphPrefill:
     """Captured token counts of one capture list over an eager runner's buffers.
 
-    ``waste_cap`` is the factor of padded to real tokens up to which a prefill is replayed, None for any. With
-    ``request_slots`` every batch has that many requests, those at its end without tokens: a recording that holds the
-    attention too needs a request axis of fixed length. Between segments attention takes any number, so None is right.
+    The list's ``waste_cap`` is the factor of padded to real tokens up to which a prefill is replayed, None for any.
+    With ``request_slots`` every batch has that many requests (never more than tokens), those at its end without tokens:
+    a recording that holds the attention too needs a request axis of fixed length. Between segments attention takes any
+    number, so None is right.
     """
 
     def __init__(
@@ -127,21 +128,19 @@ class GraphPrefill:
         backend: GraphBackend,
         capture_list: CaptureList,
         *,
-        waste_cap: float | None = WASTE_CAP,
         padding: bool = True,
         mixed: bool = False,
-        request_slots: int | None = None,
     ) -> None:
         if max(capture_list.sizes) > eager.buffers.max_tokens:
             raise ValueError(f"{max(capture_list.sizes)} tokens do not fit buffers of {eager.buffers.max_tokens}")
         self.eager = eager
         self.backend = backend
         self.list = capture_list
-        self.waste_cap = waste_cap
+        self.waste_cap = capture_list.waste_cap
         self.padding = padding
         self.mixed = mixed
-        self.request_slots = request_slots
-        self._max_requests = min(eager.buffers.max_requests, request_slots or eager.buffers.max_requests)
+        self._request_slots = capture_list.request_slots
+        self._max_requests = min(eager.buffers.max_requests, self._request_slots or eager.buffers.max_requests)
         self.sizes: tuple[int, ...] = ()
         self.admitted: Counter[str] = Counter()
         self._addresses: AddressBook | None = None
@@ -172,7 +171,7 @@ class GraphPrefill:
         if live.requests > self._max_requests:
             reason = f"{live.requests} requests of {eager.max_context} tokens are needed, above the most there may be"
             return CaptureFailure(size, reason)
-        batch = eager.buffers.fill(live, size, self.request_slots)
+        batch = eager.buffers.fill(live, size, self._slots(size))
         eager.attention.plan(batch)
         try:
             timing = self.backend.capture_one(ShapeKey(size), lambda: eager.body(batch))
@@ -202,7 +201,15 @@ class GraphPrefill:
         self.admitted[admission.reason] += 1
         if admission.padded_size is None:
             raise RuntimeError(f"not admitted: {admission.reason}; run() falls back to eager")
-        self._batch = self.eager.buffers.fill(live, admission.padded_size, self.request_slots)
+        self.pad(live, admission.padded_size)
+
+    def pad(self, live: LivePrefill, size: int) -> None:
+        """Fill the buffers for the captured ``size``, whether or not admission would choose it."""
+        self._batch = self.eager.buffers.fill(live, size, self._slots(size))
+
+    def _slots(self, size: int) -> int | None:
+        """Requests of every batch of ``size`` tokens: each real one has a token at least."""
+        return None if self._request_slots is None else min(self._request_slots, size)
 
     def plan(self) -> None:
         assert self._batch is not None, "fill() comes before plan()"
@@ -230,7 +237,7 @@ class GraphPrefill:
         self.admitted[admission.reason] += 1
         if admission.padded_size is None:
             return self.eager.run(live)
-        self._batch = self.eager.buffers.fill(live, admission.padded_size, self.request_slots)
+        self.pad(live, admission.padded_size)
         self.plan()
         return self.launch()
 
@@ -250,6 +257,23 @@ class GraphPrefill:
         self.sizes = ()
         self._batch = None
         self._addresses = self._weights = None
+
+
+class PaddedPrefill:
+    """Replays of one captured size for any prefill that fits it: a step that can be timed, admission left out."""
+
+    def __init__(self, runner: GraphPrefill, size: int) -> None:
+        self._runner = runner
+        self._size = size
+
+    def fill(self, live: LivePrefill) -> None:
+        self._runner.pad(live, self._size)
+
+    def plan(self) -> None:
+        self._runner.plan()
+
+    def launch(self) -> torch.Tensor:
+        return self._runner.launch()
 
 
 def shape_of(live: LivePrefill) -> PrefillShape:

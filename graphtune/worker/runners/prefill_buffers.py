@@ -52,9 +52,9 @@ class LivePrefill:
 class PrefillBatch:
     """Views of the static buffers for one padded size; the first ``raw_tokens`` tokens are real.
 
-    The request axis holds the batch's requests; with fixed request slots, requests without tokens follow that start
-    behind the real tokens. ``last_rows`` is the place of each request's last token on the token axis, 0 for one without
-    tokens. ``host`` holds the request axis by name as CPU tensors.
+    The request axis holds the batch's requests; with ``request_slots`` it has that many, and requests without tokens
+    follow that start behind the real tokens. ``last_rows`` is the place of each request's last token on the token axis,
+    0 for one without tokens. ``host`` holds the request axis by name as CPU tensors.
     """
 
     raw_tokens: int
@@ -69,6 +69,7 @@ class PrefillBatch:
     prefix_lens: torch.Tensor
     last_rows: torch.Tensor
     host: dict[str, torch.Tensor]
+    request_slots: int | None = None
 
 
 class PrefillBuffers:
@@ -76,7 +77,7 @@ class PrefillBuffers:
 
     Every token row of a bucket is computed, padding included, so all token slots are zeroed behind the real tokens:
     token 0 at position 0, written to the sink. A fill costs a copy and a zeroing on the token axis and one copy of the
-    whole request axis, which waits for the device.
+    whole request axis, from pinned memory where there is a GPU: the next fill waits until that copy is done.
     """
 
     def __init__(self, max_tokens: int, max_requests: int, device: torch.device) -> None:
@@ -84,7 +85,9 @@ class PrefillBuffers:
         self.max_requests = max_requests
         self._tokens = torch.zeros((len(TOKEN_SLOTS), max_tokens), dtype=torch.int32, device=device)
         self._requests = torch.zeros((len(REQUEST_SLOTS), max_requests), dtype=torch.int32, device=device)
-        self._host = torch.zeros((len(REQUEST_SLOTS), max_requests), dtype=torch.int32)
+        on_gpu = device.type == "cuda"
+        self._host = torch.zeros((len(REQUEST_SLOTS), max_requests), dtype=torch.int32, pin_memory=on_gpu)
+        self._copied = torch.cuda.Event() if on_gpu else None
         self.tensors: dict[str, torch.Tensor] = {
             **dict(zip(TOKEN_SLOTS, self._tokens, strict=True)),
             **dict(zip(REQUEST_SLOTS, self._requests, strict=True)),
@@ -111,20 +114,29 @@ class PrefillBuffers:
         heads = [self._tokens[i, :raw] for i in range(len(TOKEN_SLOTS))]
         torch._foreach_copy_(heads, [live.input_ids, live.positions, live.out_slots])
         self.clear_tail(raw, padded_tokens)
+        if self._copied is not None:
+            self._copied.synchronize()
         self._fill_requests(live, raw)
-        self._requests.copy_(self._host)
-        return self.batch(raw, padded_tokens, requests, slots)
+        self._requests.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        return self.batch(raw, padded_tokens, requests, request_slots)
 
     def clear_tail(self, raw: int, padded_tokens: int) -> None:
         """Make the token rows from ``raw`` on padding."""
         self._tokens[:, raw:padded_tokens].zero_()
 
-    def batch(self, raw_tokens: int, padded_tokens: int, requests: int, slots: int) -> PrefillBatch:
+    def batch(
+        self, raw_tokens: int, padded_tokens: int, requests: int, request_slots: int | None = None
+    ) -> PrefillBatch:
         """Views of the buffers as they are."""
+        slots = requests if request_slots is None else request_slots
         tokens = {name: self._tokens[i, :padded_tokens] for i, name in enumerate(TOKEN_SLOTS)}
         on_device = {name: self._requests[i, :slots] for i, name in enumerate(REQUEST_SLOTS)}
         host = {name: self._host[i, :slots] for i, name in enumerate(REQUEST_SLOTS)}
-        return PrefillBatch(raw_tokens, padded_tokens, requests, **tokens, **on_device, host=host)
+        return PrefillBatch(
+            raw_tokens, padded_tokens, requests, **tokens, **on_device, host=host, request_slots=request_slots
+        )
 
     def reset(self) -> None:
         """Make every row padding."""

@@ -1,4 +1,4 @@
-"""Decode batches to step through, made before the clock starts: a scheduler's work is not part of a step."""
+"""Batches to step through, made before the clock starts: a scheduler's work is not part of a step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import torch
 from graphtune.plan import STEP_TOKENS as STEPS
 from graphtune.worker.kv_cache import RequestTable
 from graphtune.worker.runners.buffers import LiveBatch
+from graphtune.worker.runners.prefill_buffers import LivePrefill, live_prefill
+
+PREFILLS = 2
+"""Prefills of one series: the same lengths and pages, other token ids."""
 
 
 class BatchSeries:
@@ -35,6 +39,54 @@ class BatchSeries:
         return self._batches[min(self.context, STEPS // 2) - 1]
 
     def next(self) -> LiveBatch:
+        batch = self._batches[self._next]
+        self._next = (self._next + 1) % len(self._batches)
+        return batch
+
+    def close(self) -> None:
+        self._table.release(self.rows)
+
+
+class PrefillSeries:
+    """Prefills of ``tokens`` new tokens in ``requests`` parts that differ by one token at most, each behind
+    ``prefix_tokens`` cached ones. Requests longer than ``longest`` tokens are split. ``close`` returns the pages.
+    """
+
+    def __init__(
+        self,
+        table: RequestTable,
+        *,
+        tokens: int,
+        requests: int,
+        prefix_tokens: int,
+        longest: int,
+        vocab_size: int,
+        seed: int,
+    ) -> None:
+        self._table = table
+        self.tokens = tokens
+        self.requests = max(min(requests, tokens), -(-tokens // (longest - prefix_tokens)))
+        self.prefix_tokens = prefix_tokens
+        lengths = [tokens // self.requests + (i < tokens % self.requests) for i in range(self.requests)]
+        self.rows = table.admit([length + prefix_tokens for length in lengths])
+        random = np.random.default_rng(seed)
+        self._batches = [
+            live_prefill(
+                table,
+                rows=self.rows.tolist(),
+                prefix_lens=[prefix_tokens] * self.requests,
+                input_ids=[random.integers(0, vocab_size, length) for length in lengths],
+            )
+            for _ in range(PREFILLS)
+        ]
+        self._next = 0
+
+    @property
+    def middle(self) -> LivePrefill:
+        """One prefill of the series; they are all alike."""
+        return self._batches[0]
+
+    def next(self) -> LivePrefill:
         batch = self._batches[self._next]
         self._next = (self._next + 1) % len(self._batches)
         return batch
