@@ -295,7 +295,7 @@ def time_decode(
         )
         for execution in sampled
     }
-    return [replace(points[execution], **values) for execution, values in sampled.items()]
+    return [_with_times(points[execution], values) for execution, values in sampled.items()]
 
 
 def time_prefill(
@@ -331,4 +331,9 @@ def time_prefill(
         )
         for execution in sampled
     }
-    return [replace(points[execution], **values) for execution, values in sampled.items()]
+    return [_with_times(points[execution], values) for execution, values in sampled.items()]
+
+
+def _with_times(point: Point, values: Mapping[str, Samples]) -> Point:
+    changes: dict[str, Any] = dict(values)
+    return replace(point, **changes)
