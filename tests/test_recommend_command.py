@@ -113,6 +113,9 @@ def test_nothing_fits_is_a_finding_with_its_reason(reports: Path) -> None:
         ["--engine", "tgi"],
         ["--model", "gpt-5"],
         ["--workload", "steady many"],
+        ["--objective", "cheap"],
+        ["--slo-itl-ms", "0"],
+        ["--load", "2"],
         ["no/such/folder"],
     ],
 )
@@ -134,6 +137,8 @@ def test_limits_reach_the_question(reports: Path) -> None:
         "max_graph_bytes": 2**30,
         "max_capture_s": 20.0,
         "max_graphs": 2,
+        "objective": "step",
+        "slo_inter_token_us": None,
     }
     assert all(len(one["decode"]["capture_sizes"]) <= 2 for one in data["engines"].values())
     _, out, _ = run("--eager-overhead-ms", "8", "--json")

@@ -20,6 +20,13 @@ class EngineChoice(StrEnum):
     ALL = "all"
 
 
+class Objective(StrEnum):
+    STEP = "step"
+    THROUGHPUT = "throughput"
+    P99_ITL = "p99-itl"
+    STARTUP = "startup"
+
+
 class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
@@ -73,6 +80,12 @@ def recommend(
     eager_overhead_ms: Annotated[
         float, typer.Option(min=0.0, help="Milliseconds that your server's eager step takes longer than graphtune's.")
     ] = 0.0,
+    objective: Annotated[
+        Objective, typer.Option(help="What is best: the mean step, tokens per second, p99 between tokens, start-up.")
+    ] = Objective.STEP,
+    slo_itl_ms: Annotated[
+        float | None, typer.Option(help="Most milliseconds that 99 % of the gaps between tokens may take.")
+    ] = None,
     format_: Annotated[Format, typer.Option("--format", help="How to print the answer.")] = Format.TABLE,
     json_: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
 ) -> None:
@@ -99,6 +112,8 @@ def recommend(
         max_graphs,
         engine,
         eager_overhead_ms,
+        objective,
+        slo_itl_ms,
     )
     answer = answer_question(choose_sweep(folder, model), question)
     if json_ or format_ is Format.JSON:
@@ -124,6 +139,8 @@ def _question(
     max_graphs: int | None,
     engine: EngineChoice,
     eager_overhead_ms: float,
+    objective: Objective,
+    slo_itl_ms: float | None,
 ) -> Question:
     from graphtune.tune.recommend import Question
     from graphtune.units import parse_bytes, parse_duration_s
@@ -144,6 +161,8 @@ def _question(
         max_graphs=max_graphs,
         engines=() if engine is EngineChoice.ALL else (engine.value.replace("-", "_"),),
         eager_overhead_us=eager_overhead_ms * 1000,
+        objective=objective.value,
+        slo_inter_token_us=None if slo_itl_ms is None else slo_itl_ms * 1000,
     )
 
 

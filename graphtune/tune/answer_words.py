@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from graphtune.tune.candidates import Candidate, Choice, break_even_us, ratio
 from graphtune.tune.measurements import Measurements
+from graphtune.tune.objective import Judge, slowest_gaps
+from graphtune.tune.recommendation import Limits
 from graphtune.units import format_bytes, format_us
 
 
@@ -30,6 +34,19 @@ def _no_list_pays(best: Candidate, eager: Candidate, of: Measurements) -> str:
     return (
         f"no list pays on this device: the nearest to it, {range_of(best.sizes)}, takes {format_us(best.step_us)} a "
         f"step against {_eager_words(eager, of)}{pays}"
+    )
+
+
+def gaps_too_long(limits: Limits, lists: Sequence[Candidate], judge: Judge) -> str:
+    """Why no list meets the limit on gaps between tokens."""
+    assert limits.slo_inter_token_us is not None
+    asked = format_us(limits.slo_inter_token_us)
+    nearest = slowest_gaps(limits, lists, judge)
+    if nearest is None:
+        return f"how long gaps between tokens are is not known, so no list can be said to keep them within {asked}"
+    one, us = nearest
+    return (
+        f"no list keeps 99 % of the gaps between tokens within {asked}: {range_of(one.sizes)} comes to {format_us(us)}"
     )
 
 

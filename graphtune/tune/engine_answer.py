@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphtune.engines.base import Engine, Flags, GraphPlan, Padding, Serving
-from graphtune.tune.answer_words import price_of_limits, sentence
+from graphtune.tune.answer_words import gaps_too_long, price_of_limits, sentence
 from graphtune.tune.candidates import (
     Candidate,
     Evaluator,
@@ -20,21 +20,23 @@ from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.limits import Budgets, allowed, nearest_miss, too_little
 from graphtune.tune.list_answer import Lister
 from graphtune.tune.measurements import Measurements
+from graphtune.tune.objective import Judge, choose_for, served
 from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer, Status
 from graphtune.tune.solved_candidates import solved_candidates
 from graphtune.tune.workload import Workload
 
 
 def answer_for(
-    engine: Engine, workload: Workload, limits: Limits, of: Measurements
+    engine: Engine, workload: Workload, limits: Limits, of: Measurements, judge: Judge | None = None
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
-    """The answer, and the candidates that were within the limits."""
-    answer, candidates = _answer(engine, workload, limits, of)
+    """The answer, and the candidates that were within the limits. ``judge`` tells what lists give where the histogram
+    alone does not."""
+    answer, candidates = _answer(engine, workload, limits, of, judge)
     return replace(answer, workload=workload), candidates
 
 
 def _answer(
-    engine: Engine, workload: Workload, limits: Limits, of: Measurements
+    engine: Engine, workload: Workload, limits: Limits, of: Measurements, judge: Judge | None
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     asked = [Step(s.requests, s.weight, s.mean_kv_tokens or limits.context_tokens) for s in workload.decode if s.weight]
     bare = Budgets(engine, limits, of, min(step.kv_tokens for step in asked))
@@ -53,9 +55,11 @@ def _answer(
     eager = eager_candidate(evaluator)
     within = tuple(candidate for candidate in lists if allowed(candidate, limits, bare))
     rival = eager if of.distinguishes_eager else None
-    choice = choose(within, rival)
+    judge = judge or Judge(lambda one, kv_tokens: served(evaluator, one.sizes, padding, kv_tokens))
+    choice = choose_for(limits, within, rival, judge, bare.kv_tokens)
     if choice is None:
-        return nothing_fits(engine, nearest_miss(lists, limits, bare, eager, of.memory), most), ()
+        reason = gaps_too_long(limits, within, judge) if within else nearest_miss(lists, limits, bare, eager, of.memory)
+        return nothing_fits(engine, reason, most), ()
     listed = Lister(engine, of, bare, choice.chosen, evaluator)
     chosen = listed.explained(choice.chosen)
     budget = bare(choice.chosen)
@@ -74,9 +78,9 @@ def _answer(
         message=sentence(choice, eager, of) + price_of_limits(choice, choose(lists, rival)),
         decode=chosen,
         default=_default(engine, evaluator, of, listed),
-        eager=listed(eager) if eager is not None else None,
+        eager=listed.explained(eager) if eager is not None else None,
         ties=tuple(listed(tie) for tie in choice.ties),
-        runner_up=listed(choice.runner_up) if choice.runner_up else None,
+        runner_up=listed.explained(choice.runner_up) if choice.runner_up else None,
         memory=budget,
         flags=_flags(engine, choice.chosen, budget, of),
         steps_share=share,

@@ -30,6 +30,10 @@ class Budgets:
         cost = candidate.cost if candidate else None
         return self.of_bytes(cost.graph_bytes if cost else 0, cost.activation_peak_bytes if cost else None)
 
+    def kv_tokens(self, candidate: Candidate) -> int | None:
+        budget = self(candidate)
+        return None if budget is None else budget.kv_tokens
+
     def of_bytes(self, graph_bytes: int, activation_peak_bytes: int | None) -> KvBudget | None:
         if self._of.gpu is None or self._of.fixed is None:
             return None

@@ -11,7 +11,10 @@ from graphtune.tune.candidates import Candidate, Evaluator, ratio
 from graphtune.tune.limits import Budgets
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.memory_model import key_of
+from graphtune.tune.objective import served
 from graphtune.tune.recommendation import BOUND_MISSING, CHOSEN_MISSING, EAGER_MISSING, ListAnswer
+
+NO_STEPS = "steps of as many requests as its KV holds were not measured"
 
 
 class Lister:
@@ -28,7 +31,12 @@ class Lister:
         cost = candidate.cost
         costs = self._of.size_costs.get(key_of(cost.of), {}) if cost else {}
         buckets = bucket_worths(self._evaluator, candidate.sizes, padding or self._dispatch.decode, costs)
-        return replace(self(candidate), buckets=buckets, cliff=cliff(self._evaluator, candidate.sizes))
+        answer = self(candidate)
+        given = served(self._evaluator, candidate.sizes, padding or self._dispatch.decode, answer.kv_tokens)
+        for name, value in given._asdict().items():
+            if value is None:
+                answer = answer.without(name, answer.absent.get("expected_step_us", NO_STEPS))
+        return replace(answer, **given._asdict(), buckets=buckets, cliff=cliff(self._evaluator, candidate.sizes))
 
     def __call__(self, candidate: Candidate) -> ListAnswer:
         evaluation, cost = candidate.evaluation, candidate.cost

@@ -28,6 +28,7 @@ from graphtune.tune.memory_model import memory_model
 from graphtune.tune.recommendation import (
     EngineAnswer,
     Limits,
+    Objective,
     ParetoPoint,
     Recommendation,
     Status,
@@ -65,6 +66,8 @@ class Question:
     max_graphs: int | None = None
     engines: tuple[str, ...] = ()
     eager_overhead_us: float = 0.0
+    objective: Objective = "step"
+    slo_inter_token_us: float | None = None
 
 
 def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
@@ -183,6 +186,8 @@ def _check(question: Question) -> None:
     for flag, value in positive.items():
         if value is not None and value < 1:
             raise InputError(f"{value} is below 1", where=flag)
+    if question.slo_inter_token_us is not None and not question.slo_inter_token_us > 0:
+        raise InputError("a gap of no time cannot be kept", where="--slo-itl-ms")
     if question.eager_overhead_us < 0:
         raise InputError("an overhead below 0 makes no sense", where="--eager-overhead-ms")
 
@@ -207,6 +212,8 @@ def _limits(question: Question, model: LatencyModel) -> Limits:
         max_graph_bytes=question.max_graph_bytes,
         max_capture_s=question.max_capture_s,
         max_graphs=question.max_graphs,
+        objective=question.objective,
+        slo_inter_token_us=question.slo_inter_token_us,
     )
 
 

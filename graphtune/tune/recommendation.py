@@ -20,6 +20,7 @@ from graphtune.units import GpuMemory
 
 SCHEMA = 1
 
+Objective = Literal["step", "throughput", "p99-itl", "startup"]
 Status = Literal["ok", "nothing_fits", "partial"]
 
 PREFILL_MISSING = "prefill graphs are not measured by this version"
@@ -29,12 +30,9 @@ EAGER_MISSING = "nothing is captured"
 CHOSEN_MISSING = "it is the chosen list itself"
 SAME_WORKLOAD = "the traffic is that at the top, the same for all engines"
 NOT_SIMULATED = "only request traces are simulated"
-NOT_EXPLAINED = "only the recommended list, the engine's own and the current one are looked at bucket by bucket"
 KEEPS_UP = "the server keeps up"
 PEAK_MISSING = "no peak was sampled for what is captured here; only the engine's own reserve stands for it"
-GENERAL_REASONS = frozenset(
-    {COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING, CHOSEN_MISSING, NOT_EXPLAINED, NOT_SIMULATED}
-)
+GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING, CHOSEN_MISSING, NOT_SIMULATED})
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,8 @@ class ListAnswer:
     """One capture list with its figures on the traffic. Without sizes everything runs eager.
 
     ``*_from`` say how a figure came about; ``chosen_over_this`` is the expected step of the chosen list over that of
-    this one; ``buckets`` (what each earns) and ``cliff`` (steps above the top) are filled for the lists that the
-    answer explains; ``absent`` maps the name of a null field to the reason.
+    this one. All lists but ties have ``tokens_per_s`` and ``inter_token_p99_us`` (see ``objective``), ``buckets`` (what
+    each earns) and ``cliff`` (steps above the top). ``absent`` maps the name of a null field to the reason.
     """
 
     unit: str
@@ -109,6 +107,8 @@ class ListAnswer:
     evidence: tuple[str, ...]
     chosen_over_this: Ratio | None = None
     simulated: Simulated | None = None
+    tokens_per_s: float | None = None
+    inter_token_p99_us: float | None = None
     buckets: tuple[BucketWorth, ...] = ()
     cliff: Cliff | None = None
     absent: dict[str, str] = field(default_factory=dict)
@@ -169,7 +169,10 @@ class ParetoPoint:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the user allows; null is no limit. ``context_tokens`` is the mean KV tokens per request."""
+    """What the user allows; null is no limit. ``context_tokens`` is the mean KV tokens per request.
+
+    ``slo_inter_token_us`` bounds the 99th percentile of the gaps between tokens.
+    """
 
     context_tokens: float
     max_running_requests: int | None = None
@@ -177,6 +180,8 @@ class Limits:
     max_graph_bytes: int | None = None
     max_capture_s: float | None = None
     max_graphs: int | None = None
+    objective: Objective = "step"
+    slo_inter_token_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -302,9 +307,7 @@ def _list(answer: ListAnswer | None, path: str, missing: dict[str, str]) -> dict
     if answer is None:
         return None
     absent = {**answer.absent, "compile_max_size": COMPILE_MISSING}
-    if answer.cliff is None:
-        absent["cliff"] = NOT_EXPLAINED
-    elif answer.cliff.cost_us is None:
+    if answer.cliff is not None and answer.cliff.cost_us is None:
         absent["cliff.cost_us"] = "graphs of the sizes above the top were not measured"
     if answer.simulated is None:
         absent.setdefault("simulated", NOT_SIMULATED)
@@ -338,6 +341,8 @@ def _list(answer: ListAnswer | None, path: str, missing: dict[str, str]) -> dict
         "evidence": list(answer.evidence),
         "chosen_over_this": _ratio(answer.chosen_over_this),
         "simulated": _simulated(answer.simulated),
+        "tokens_per_s": answer.tokens_per_s,
+        "inter_token_p99_us": answer.inter_token_p99_us,
         "buckets": [_bucket(bucket, f"{path}.buckets[{at}]", missing) for at, bucket in enumerate(answer.buckets)],
         "cliff": asdict(answer.cliff) if answer.cliff else None,
     }

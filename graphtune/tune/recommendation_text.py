@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from graphtune.engines.base import Flags
 from graphtune.tune.bucket_worth import BucketWorth
 from graphtune.tune.kv_budget import KvBudget
-from graphtune.tune.recommendation import Caution, EngineAnswer, ListAnswer, Recommendation, Simulated
+from graphtune.tune.recommendation import Caution, EngineAnswer, ListAnswer, Recommendation
 from graphtune.units import format_bytes, format_duration_s, format_us
 
 WIDTH = 80
@@ -106,7 +106,7 @@ def _engine(answer: EngineAnswer) -> list[str]:
         return lines
     columns = [("recommended", answer.decode), ("engine default", answer.default), ("no graphs", answer.eager)]
     shown = [(title, of) for title, of in columns if of is not None]
-    rows = ROWS if answer.load is None else (*ROWS, *TRACE_ROWS)
+    rows = (*ROWS, *(SERVED_ROWS if answer.load is None else TRACE_ROWS))
     lines.append("  " + " " * 16 + "".join(f"{title:>20}" for title, _ in shown))
     for title, cell in rows:
         lines.append(f"  {title:<16}" + "".join(f"{cell(of):>20}" for _, of in shown))
@@ -213,19 +213,29 @@ ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
 )
 
 
-def _simulated(cell: Callable[[Simulated], str]) -> Callable[[ListAnswer], str]:
-    return lambda of: "not known" if of.simulated is None else cell(of.simulated)
+def _rate(of: ListAnswer) -> str:
+    per_s = of.simulated.tokens_per_s if of.simulated is not None else of.tokens_per_s
+    return "not known" if per_s is None else f"{per_s:,.0f}"
 
 
-def _waits(seconds: float | None) -> str:
-    return "overloaded" if seconds is None else format_duration_s(seconds)
+def _gaps(of: ListAnswer) -> str:
+    if of.simulated is not None:
+        seconds = of.simulated.inter_token_p99_s
+        return "-" if seconds is None else format_duration_s(seconds)
+    return "not known" if of.inter_token_p99_us is None else format_us(of.inter_token_p99_us)
 
 
-TRACE_ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
-    ("tokens a second", _simulated(lambda of: f"{of.tokens_per_s:,.0f}")),
-    ("first token p99", _simulated(lambda of: _waits(of.ttft_p99_s))),
-    ("token gap p99", _simulated(lambda of: "-" if of.inter_token_p99_s is None else _waits(of.inter_token_p99_s))),
+def _first(of: ListAnswer) -> str:
+    if of.simulated is None:
+        return "not known"
+    return "overloaded" if of.simulated.ttft_p99_s is None else format_duration_s(of.simulated.ttft_p99_s)
+
+
+SERVED_ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
+    ("tokens a second", _rate),
+    ("token gap p99", _gaps),
 )
+TRACE_ROWS = (*SERVED_ROWS, ("first token p99", _first))
 
 
 def _memory(of: KvBudget) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from graphtune.tune.candidates import Candidate
 from graphtune.tune.engine_answer import answer_for, nothing_fits
 from graphtune.tune.limits import Budgets, too_little
 from graphtune.tune.measurements import Measurements
+from graphtune.tune.objective import Judge, Served
 from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer, Simulated
 from graphtune.tune.simulate import Server
 from graphtune.tune.simulated_server import SimulatedServer
@@ -22,6 +24,8 @@ from graphtune.tune.workloads.trace import Trace
 
 # A list decides how long steps take, they decide which batches form, and those decide the list: so often at most.
 MOST_ROUNDS = 4
+# Lists that are played for an objective other than the mean step.
+MOST_JUDGED = 8
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,21 @@ class Playback:
 
     def run(self, sizes: Sequence[int], kv_tokens: int, padding: Padding | None = None) -> Simulation:
         return self.server(sizes, kv_tokens, padding).run(self.traffic.trace, self.load)
+
+    def judge(self, limits: Limits) -> Judge:
+        """Tells tokens per second (all of the trace there at once) and gaps between tokens (at the load) by playing."""
+
+        def serves(one: Candidate, kv_tokens: int | None) -> Served:
+            server = self.server(one.sizes, kv_tokens or 1)
+            rate = gaps_us = None
+            if limits.objective == "throughput":
+                rate = server.run(self.traffic.trace, math.inf).tokens_per_s
+            if limits.objective == "p99-itl" or limits.slo_inter_token_us is not None:
+                gaps = server.run(self.traffic.trace, self.load).inter_token
+                gaps_us = gaps.p99_s * 1e6 if gaps is not None else None
+            return Served(rate, gaps_us)
+
+        return Judge(serves, MOST_JUDGED)
 
     def simulated(self, of: ListAnswer, padding: Padding | None = None) -> ListAnswer:
         """The list with what the trace comes to under it, or with the reason why that is not known."""
@@ -92,7 +111,7 @@ def answer_for_trace(
         workload = found.workload()
         if not workload.decode:
             raise InputError("no request of the trace generates more than one token", where="--workload")
-        answer, candidates = answer_for(engine, workload, limits, of)
+        answer, candidates = answer_for(engine, workload, limits, of, playback.judge(limits))
         answer = replace(answer, load=playback.load, overload=found.overload)
         if answer.decode is None or answer.memory is None:
             return answer, candidates

@@ -84,6 +84,6 @@ def test_answers_explain_the_recommended_list_and_the_engines_own() -> None:
     data = checked(answer)["engines"]["sglang"]
     assert [bucket["size"] for bucket in data["default"]["buckets"]] == data["default"]["capture_sizes"]
     assert sum(bucket["earned_us"] > 0 for bucket in data["default"]["buckets"]) == 1
-    assert data["runner_up"]["buckets"] == [] and data["runner_up"]["cliff"] is None
+    assert data["eager"]["buckets"] == [] and data["eager"]["cliff"]["share"] == 1.0
     text = as_text(answer)
     assert "longer without bucket" in text and "do not pay back their capture" in text
