@@ -1,0 +1,93 @@
+"""Runs one cell in a process of its own and reads its result, or what is left of one when the process ended badly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from graphtune.plan import Cell
+from graphtune.results import SCHEMA, CellResult, Status
+from graphtune.store import decode_result, encode_cell, write_atomically
+from graphtune.worker_process import WORKER, StageHook, crash_reason, run_worker
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell's result and the wall seconds of its process. ``crash`` is why the process left no result, else None."""
+
+    result: CellResult
+    seconds: float
+    crash: str | None
+
+
+def run_cell(
+    cell: Cell,
+    folder: Path,
+    log_file: Path,
+    *,
+    device: str,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    on_stage: StageHook,
+    worker: Sequence[str] | None = None,
+) -> Run:
+    """Run ``cell`` on ``device`` (cuda or cpu), its files in ``folder``, which must exist.
+
+    A process that leaves no result gives the partial one that it had written, or an empty one, with status and reason.
+    ``worker`` is the command of another worker than graphtune's. Raises OSError where a file cannot be written.
+    """
+    cell_file, result_file = folder / f"{cell.id}.cell.json", folder / f"{cell.id}.result.json"
+    started_at = now()
+    write_atomically(cell_file, encode_cell(cell))
+    log_file.unlink(missing_ok=True)
+    command = (*(worker or WORKER), "--device", device)
+    ending = run_worker(
+        command, cell_file, result_file, log_file, environment=environment, timeout_s=timeout_s, on_stage=on_stage
+    )
+    result = _read_result(result_file, cell)
+    if result is not None:
+        return Run(result, ending.seconds, None)
+    status, reason = crash_reason(ending, log_file, timeout_s)
+    crash = reason
+    partial = _read_result(result_file.with_name(f"{result_file.name}.partial"), cell)
+    if partial is not None:
+        reason = f"{reason}; kept what was measured before"
+    left = partial or _nothing_measured(cell, started_at)
+    return Run(replace(left, status=cast(Status, status), reason=reason, finished_at=now()), ending.seconds, crash)
+
+
+def now() -> str:
+    """This second in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _read_result(file: Path, cell: Cell) -> CellResult | None:
+    try:
+        result = decode_result(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return result if result.cell_id == cell.id else None
+
+
+def _nothing_measured(cell: Cell, started_at: str) -> CellResult:
+    return CellResult(
+        schema=SCHEMA,
+        cell_id=cell.id,
+        cell=json.loads(encode_cell(cell)),
+        status="failed",
+        reason=None,
+        environment=None,
+        model=None,
+        captured_lists=(),
+        points=(),
+        ledger=None,
+        launch_profiles=(),
+        admission={},
+        phase_seconds={},
+        started_at=started_at,
+        finished_at=started_at,
+    )
