@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
+from graphtune.cell_run import now, run_cell
 from graphtune.commit import COMMIT_VARIABLE
 from graphtune.console import Progress
 from graphtune.device import Device
 from graphtune.errors import GraphtuneError, InputError
 from graphtune.plan import Cell, Plan
+from graphtune.plan_text import describe
 from graphtune.planner import follow_up
 from graphtune.recipe import LoadedRecipe
-from graphtune.results import SCHEMA, CellResult, Status
+from graphtune.results import CellResult
 from graphtune.store import (
     CELLS_FILE,
     LOGS_FOLDER,
@@ -32,12 +31,9 @@ from graphtune.store import (
     Sweep,
     SweepWriter,
     decode_result,
-    encode_cell,
     read_sweep,
-    write_atomically,
 )
 from graphtune.units import MIB, format_bytes
-from graphtune.worker_process import WORKER, crash_reason, run_worker
 
 RUNNING_FOLDER = "running"
 LEAST_FREE_BYTES = 32 * MIB
@@ -107,7 +103,7 @@ def _head(plan: Plan, loaded: LoadedRecipe, device: Device) -> Run:
         model_name=loaded.model_name,
         device=device.kind,
         device_name=device.name,
-        started_at=_now(),
+        started_at=now(),
         skips=plan.skips,
         notes=plan.notes,
     )
@@ -260,38 +256,27 @@ class _Sweep:
         if free < LEAST_FREE_BYTES:
             raise InputError(f"only {format_bytes(free)} are free on this disk", where=str(self.path), action=RESUME)
         folder = self.path / RUNNING_FOLDER
-        cell_file, result_file = folder / f"{cell.id}.cell.json", folder / f"{cell.id}.result.json"
         log_file = self.path / LOGS_FOLDER / f"{cell.id}.log"
-        started_at = _now()
         try:
             folder.mkdir(exist_ok=True)
-            write_atomically(cell_file, encode_cell(cell))
-            log_file.unlink(missing_ok=True)
-            ending = run_worker(
-                (*(self.options.worker or WORKER), "--device", self.device.kind),
-                cell_file,
-                result_file,
+            run = run_cell(
+                cell,
+                folder,
                 log_file,
+                device=self.device.kind,
                 environment={**self.device.environment, COMMIT_VARIABLE: self.options.commit or ""},
                 timeout_s=self.options.cell_timeout_s,
                 on_stage=self.progress.stage,
+                worker=self.options.worker,
             )
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror}", where=str(folder), action=RESUME) from error
-        self.last_s = ending.seconds
-        self.spent_s += ending.seconds
+        if run.crash is not None and os.strerror(errno.ENOSPC) in run.crash:
+            raise InputError(f"the worker could not write: {run.crash}", where=str(self.path), action=RESUME)
+        self.last_s = run.seconds
+        self.spent_s += run.seconds
         self.foreseen_s += self.expected_s(cell)
-        result = _read_result(result_file, cell)
-        if result is None:
-            status, reason = crash_reason(ending, log_file, self.options.cell_timeout_s)
-            if os.strerror(errno.ENOSPC) in reason:
-                raise InputError(f"the worker could not write: {reason}", where=str(self.path), action=RESUME)
-            partial = _read_result(result_file.with_name(f"{result_file.name}.partial"), cell)
-            result = partial or _nothing_measured(cell, started_at)
-            if partial is not None:
-                reason = f"{reason}; kept what was measured before"
-            result = replace(result, status=cast(Status, status), reason=reason, finished_at=_now())
-        return replace(result, log_path=f"{LOGS_FOLDER}/{cell.id}.log")
+        return replace(run.result, log_path=f"{LOGS_FOLDER}/{cell.id}.log")
 
     def _foreseen(self, cell: Cell) -> float:
         """The estimate, corrected by how long earlier cells took against theirs."""
@@ -310,7 +295,7 @@ class _Sweep:
     def _finish(self) -> None:
         """Stamp the sweep when no cell is missing, drop the working files and draw the page."""
         if not self.outcome.left and self.writer.run.finished_at is None:
-            self.writer.update(replace(self.writer.run, finished_at=_now()))
+            self.writer.update(replace(self.writer.run, finished_at=now()))
         shutil.rmtree(self.path / RUNNING_FOLDER, ignore_errors=True)
         from graphtune.report import write_report
 
@@ -320,52 +305,10 @@ class _Sweep:
             self.outcome.notes.append(f"no page was written: {error}")
 
 
-def _read_result(file: Path, cell: Cell) -> CellResult | None:
-    try:
-        result = decode_result(file.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return result if result.cell_id == cell.id else None
-
-
-def _nothing_measured(cell: Cell, started_at: str) -> CellResult:
-    return CellResult(
-        schema=SCHEMA,
-        cell_id=cell.id,
-        cell=json.loads(encode_cell(cell)),
-        status="failed",
-        reason=None,
-        environment=None,
-        model=None,
-        captured_lists=(),
-        points=(),
-        ledger=None,
-        launch_profiles=(),
-        admission={},
-        phase_seconds={},
-        started_at=started_at,
-        finished_at=started_at,
-    )
-
-
 def _left_by(cell: Cell, result: CellResult) -> Cell | None:
     """The cell for lists that the process had to leave out; None when it got nowhere, so that this always ends."""
     left = result.unmeasured
     return follow_up(cell, left) if left and len(left) < len(cell.lists) else None
-
-
-def describe(cell: Cell) -> str:
-    """One line for a person: what the process captures and times."""
-    if cell.purpose == "memory":
-        alone = sum(len(one.sizes) == 1 for one in cell.lists)
-        return f"memory of {cell.lists[0].phase}: {alone} sizes alone and {len(cell.lists) - alone} random lists"
-    names = ", ".join(dict.fromkeys(one.name for one in cell.lists))
-    captures = sum(len(one.sizes) for one in cell.lists)
-    points = sum(len(at.sizes) * len(at.executions) for at in cell.latency)
-    purpose = "control" if cell.purpose == "control" else f"process {cell.process}"
-    settings = f" under {len(cell.lists)} settings" if len(cell.lists) > 1 else ""
-    timed = f", {points} step times" if points else ""
-    return f"{purpose}: {names}{settings}, {captures} captures{timed}"
 
 
 def findings_of(cell: Cell, result: CellResult) -> list[str]:
@@ -383,7 +326,3 @@ def findings_of(cell: Cell, result: CellResult) -> list[str]:
     if wrong:
         found.append(f"{name}: {len(wrong)} step times missing, the first because: {wrong[0].reason}")
     return found
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

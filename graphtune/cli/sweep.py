@@ -69,15 +69,22 @@ def sweep(
     plan = plan_sweep(loaded, device=chosen.kind, device_facts=chosen.facts, processes=rounds)
     folder = out or Path("reports") / f"{loaded.recipe.name}-{chosen.slug}"
     for note in plan.notes:
-        typer.echo(f"note: {note}", err=True)
+        _say(f"note: {note}")
     for skip in plan.skips:
-        typer.echo(f"left out: {skip.what}: {skip.reason}", err=True)
+        _say(f"left out: {skip.what}: {skip.reason}")
     if dry_run:
         typer.echo(_plan_json(plan, loaded) if json_ else _plan_table(plan, loaded, chosen, folder))
     _refuse_too_large(plan, loaded, chosen)
     if not dry_run:
         options = SweepOptions(fresh, retry_failed, budget_s, loaded.recipe.limits.cell_timeout_s, tested)
         _report(_run(plan, loaded, chosen, folder, options))
+
+
+def _say(text: str) -> None:
+    """On stderr, in lines that fit a terminal; paths stay whole."""
+    from graphtune.terminal import wrapped
+
+    typer.echo("\n".join(wrapped(text, following="  ", break_words=False)), err=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -112,19 +119,19 @@ def _run(plan: Plan, loaded: LoadedRecipe, device: Device, folder: Path, options
 
 def _report(outcome: SweepOutcome) -> None:
     for note in outcome.notes:
-        typer.echo(f"note: {note}", err=True)
+        _say(f"note: {note}")
     for finding in outcome.findings:
-        typer.echo(finding, err=True)
+        _say(finding)
     done = f"{outcome.measured} cells measured"
     if outcome.resumed:
         done += f", {outcome.resumed} from before"
     if outcome.left:
         done += f", {outcome.left} left when the time budget was used up: the same command resumes"
-    typer.echo(f"{done}.", err=True)
+    _say(f"{done}.")
     typer.echo(str(outcome.path))
     if outcome.findings:
         failed = len(outcome.findings)
-        typer.echo(f"{failed} finding{'s' if failed > 1 else ''}; --retry-failed runs failed cells again.", err=True)
+        _say(f"{failed} finding{'s' if failed > 1 else ''}; --retry-failed runs failed cells again.")
         raise typer.Exit(1)
 
 
@@ -162,22 +169,14 @@ def _plan_json(plan: Plan, loaded: LoadedRecipe) -> str:
 
 def _plan_table(plan: Plan, loaded: LoadedRecipe, device: Device, folder: Path) -> str:
     from graphtune.estimate import expected_bytes, expected_seconds
-    from graphtune.sweep import describe
-    from graphtune.units import format_bytes, format_duration_s
+    from graphtune.plan_text import plan_lines
 
-    lines = [f"{loaded.model_name} on {device.name}, to {folder}"]
-    total_s = 0.0
-    for number, cell in enumerate(plan.cells, start=1):
-        seconds = expected_seconds(cell, loaded.model, plan.device)
-        size = format_bytes(expected_bytes(cell, loaded.model, plan.device))
-        total_s += seconds
-        lines.append(
-            f"[{number}/{len(plan.cells)}] {cell.id}  {describe(cell)}: about {format_duration_s(seconds)}, {size}"
-        )
-        for one in cell.lists:
-            setting = f"{one.order}, output {one.output}, workspace {one.workspace}"
-            lines.append(f"    {one.name}: {len(one.sizes)} sizes {one.sizes[0]}…{one.sizes[-1]}, {setting}")
-        for at in cell.latency:
-            lines.append(f"    context {at.context_tokens}: {len(at.sizes)} sizes, {' and '.join(at.executions)}")
-    lines.append(f"{len(plan.cells)} processes, about {total_s / 60:.1f} minutes. Expected figures are estimates.")
+    lines = plan_lines(
+        plan,
+        loaded.model_name,
+        device.name,
+        str(folder),
+        lambda cell: expected_seconds(cell, loaded.model, plan.device),
+        lambda cell: expected_bytes(cell, loaded.model, plan.device),
+    )
     return "\n".join(lines)

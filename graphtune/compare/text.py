@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import textwrap
 
 from graphtune.compare.figures import headline, interval_text, omissions, ratio_text, side_text, title, value_text
 from graphtune.compare.model import Comparison, Row
+from graphtune.terminal import WIDTH, flat, wrapped
 
-WIDTH = 80
 SHOWN = {"undecided": 10, "missing": 10}
 """Rows of a verdict listed on a terminal, others at most MOST; the page and JSON list all."""
 MOST = 40
@@ -17,11 +16,13 @@ MOST = 40
 def as_table(comparison: Comparison) -> str:
     """At most 80 columns, readable without colour. Sweeps without any difference give one line."""
     if comparison.quiet:
-        lines = _wrap(f"No difference in {len(comparison.rows)} rows: {comparison.base.path} and {comparison.new.path}")
+        lines = wrapped(
+            f"No difference in {len(comparison.rows)} rows: {comparison.base.path} and {comparison.new.path}"
+        )
         return "\n".join(lines) + "\n"
-    lines = [*_wrap(title(comparison)), *_wrap(side_text(comparison, base=True), "base  ", " " * 6)]
-    lines += [*_wrap(side_text(comparison, base=False), "new   ", " " * 6), "", *_wrap(headline(comparison))]
-    lines += _wrap(left_out) if (left_out := omissions(comparison)) else []
+    lines = [*wrapped(title(comparison)), *wrapped(side_text(comparison, base=True), "base  ", " " * 6)]
+    lines += [*wrapped(side_text(comparison, base=False), "new   ", " " * 6), "", *wrapped(headline(comparison))]
+    lines += wrapped(left_out) if (left_out := omissions(comparison)) else []
     worst = comparison.worst()
     if worst:
         lines += ["", "Worst", *_rows(worst, figures=True)]
@@ -36,13 +37,13 @@ def as_table(comparison: Comparison) -> str:
             lines += ["", verdict.capitalize(), *_rows(rows[:most])]
             lines += [f"  and {len(rows) - most} more {verdict}"] if len(rows) > most else []
     if comparison.growth:
-        lines += ["", "Graphs", *(line for text in comparison.growth for line in _wrap(text, "  "))]
+        lines += ["", "Graphs", *(line for text in comparison.growth for line in wrapped(text, "  "))]
     if comparison.changes:
         lines += ["", "Changed"]
-        lines += [line for one in comparison.changes for line in _wrap(f"{one.what}: {one.base} → {one.new}", "  ")]
+        lines += [line for one in comparison.changes for line in wrapped(f"{one.what}: {one.base} → {one.new}", "  ")]
     for note in comparison.notes:
-        lines += ["", *_wrap(f"note: {note}")]
-    lines += ["", *_wrap(comparison.method)] if comparison.tested else []
+        lines += ["", *wrapped(f"note: {note}")]
+    lines += ["", *wrapped(comparison.method)] if comparison.tested else []
     return "\n".join(lines) + "\n"
 
 
@@ -52,28 +53,17 @@ def _rows(rows: tuple[Row, ...], *, figures: bool = False) -> list[str]:
     lines: list[str] = []
     for index, row in enumerate(rows):
         told = f"{ratio_text(row.ratio):>6} {interval_text(row):>13}  {row.verdict:<9}"
-        name = _flat(row.name)
+        name = flat(row.name)
         fits = len(name) <= WIDTH - len(told) - 4
-        lines += [] if fits else _wrap(name, "  ")
+        lines += [] if fits else wrapped(name, "  ")
         lines.append(f"  {name if fits else '':<{WIDTH - len(told) - 4}}  {told}".rstrip())
         if row.base is not None and row.new is not None and (row.worse or figures):
             kind = row.what.kind
             lines.append(f"    {value_text(kind, row.base)} → {value_text(kind, row.new)}")
         following = rows[index + 1].reason if index + 1 < len(rows) else None
         if row.reason and row.reason != following:
-            lines += _wrap(row.reason, "    ")
+            lines += wrapped(row.reason, "    ")
     return lines
-
-
-def _flat(text: str) -> str:
-    """One line, without control characters."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text)
-
-
-def _wrap(text: str, first: str = "", following: str | None = None) -> list[str]:
-    following = first if following is None else following
-    lines = textwrap.wrap(_flat(text), WIDTH, initial_indent=first, subsequent_indent=following, break_on_hyphens=False)
-    return lines or [""]
 
 
 def as_markdown(comparison: Comparison) -> str:
