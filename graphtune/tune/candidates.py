@@ -196,7 +196,7 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
     Where none is, but some gain in every process (``stats.Ratio.leans``), one of these is chosen: eager figures are a
     lower bound, so processes that agree on the sign and not on the size are no reason to serve without graphs. Of the
     lists that are faster than eager, those that the one with the least expected step is not faster than tie. Of them
-    the highest coverage wins (``covering_most``), then the fewest bytes, then the fewest graphs, then the expected step.
+    the highest coverage wins (``covering_most``), then the fewest bytes, the fewest graphs and the shortest step.
     Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
     to a server's slower eager path.
     """
