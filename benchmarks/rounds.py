@@ -29,6 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 
+from graphtune.cell_run import run_cell
 from graphtune.compare.model import Comparison, Row
 from graphtune.compare.sweeps import compare_sweeps
 from graphtune.device import Device, choose_device
@@ -37,8 +38,8 @@ from graphtune.planner import plan_sweep
 from graphtune.recipe import LoadedRecipe, load_recipe
 from graphtune.results import CellResult
 from graphtune.stats import median_us
-from graphtune.store import Run, Sweep, SweepWriter, decode_result, encode_cell, read_sweep
-from graphtune.worker_process import WORKER, crash_reason, run_worker
+from graphtune.store import Run, Sweep, SweepWriter, read_sweep
+from graphtune.worker_process import WORKER
 
 ROOT = Path(__file__).resolve().parent.parent
 SLEEPY_WORKER = (sys.executable, str(ROOT / "tests" / "gpu" / "sleepy_worker.py"))
@@ -46,6 +47,7 @@ SPLITS = 10
 EACH = 3
 SHARE = 0.03
 MOST_ROWS = 20
+TIMEOUT_S = 300.0
 CALLED = ("faster", "slower", "smaller", "larger")
 
 
@@ -138,27 +140,23 @@ class Side:
     def measure(self, worker: Sequence[str], environment: dict[str, str] | None = None) -> None:
         """Run the cell in one more process; SystemExit with its reason when it fails."""
         cell = replace(self.cell, process=len(self.cells) + 1)
-        with tempfile.TemporaryDirectory() as name:
-            cell_file, result_file, log = (Path(name) / file for file in ("cell.json", "result.json", "log"))
-            cell_file.write_text(encode_cell(cell))
-            ending = run_worker(
-                (*worker, "--device", self.device.kind),
-                cell_file,
-                result_file,
-                log,
+        with tempfile.TemporaryDirectory() as folder:
+            run = run_cell(
+                cell,
+                Path(folder),
+                Path(folder) / "log",
+                device=self.device.kind,
                 environment={**self.device.environment, **(environment or {})},
-                timeout_s=300.0,
+                timeout_s=TIMEOUT_S,
                 on_stage=lambda stage, done, total: None,
+                worker=worker,
             )
-            if not result_file.exists():
-                sys.exit(f"process {cell.process} of {self.path}: {crash_reason(ending, log, 300.0)[1]}")
-            result = decode_result(result_file.read_bytes())
-        if result.status != "ok":
-            sys.exit(f"process {cell.process} of {self.path}: {result.status}: {result.reason}")
-        self._writer.append(result)
-        self.cells.append(result)
-        self.slowest_s = max(self.slowest_s, ending.seconds)
-        print(f"{self.path.name} {cell.process}: {ending.seconds:.1f} s", file=sys.stderr, flush=True)
+        if run.result.status != "ok":
+            sys.exit(f"process {cell.process} of {self.path}: {run.result.status}: {run.result.reason}")
+        self._writer.append(run.result)
+        self.cells.append(run.result)
+        self.slowest_s = max(self.slowest_s, run.seconds)
+        print(f"{self.path.name} {cell.process}: {run.seconds:.1f} s", file=sys.stderr, flush=True)
 
     def sweep(self) -> Sweep:
         return read_sweep(self.path)

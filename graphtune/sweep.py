@@ -213,7 +213,8 @@ class _Sweep:
             else:
                 if self.writer.run.finished_at is not None:
                     self.writer.update(replace(self.writer.run, finished_at=None))
-                self.progress.cell_started(number, number + len(queue), describe(cell), self._foreseen(cell))
+                left_s = self._seconds_left([cell, *queue])
+                self.progress.cell_started(number, number + len(queue), describe(cell), self._foreseen(cell), left_s)
                 result = self._measure(cell)
                 self._store(result)
                 self.outcome.measured += 1

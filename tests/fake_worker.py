@@ -185,7 +185,7 @@ class Silent:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def cell_started(self, number: int, total: int, what: str, expected_s: float) -> None:
+    def cell_started(self, number: int, total: int, what: str, expected_s: float, left_s: float | None) -> None:
         self.told.append(f"start {number}/{total} {what}")
 
     def stage(self, name: str, done: int | None, total: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "behaviour"
     folder.mkdir()
     monkeypatch.setenv("FAKE_WORKER", str(folder))
-    monkeypatch.setattr("graphtune.sweep.WORKER", (sys.executable, str(ROOT / "tests" / "fake_worker.py")))
+    monkeypatch.setattr("graphtune.cell_run.WORKER", (sys.executable, str(ROOT / "tests" / "fake_worker.py")))
     page = types.ModuleType("graphtune.report")
     page.write_report = lambda sweep, out: out.write_text("page")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "graphtune.report", page)
@@ -166,9 +167,9 @@ def test_a_terminate_request_stops_a_sweep_as_ctrl_c_does(tmp_path: Path) -> Non
     (behaviour / "default").write_text("hang")
     arguments = ["graphtune", "sweep", str(QUICKSTART), "--device", "cpu", "--out", str(tmp_path / "out")]
     code = (
-        "import sys, graphtune.sweep\n"
+        "import sys, graphtune.cell_run\n"
         "from tests import fake_worker\n"
-        "graphtune.sweep.WORKER = (sys.executable, fake_worker.__file__)\n"
+        "graphtune.cell_run.WORKER = (sys.executable, fake_worker.__file__)\n"
         "from graphtune.cli.app import main\n"
         f"sys.argv = {arguments!r}\n"
         "main()"
@@ -188,7 +189,7 @@ def test_a_terminate_request_stops_a_sweep_as_ctrl_c_does(tmp_path: Path) -> Non
 def test_progress_is_plain_lines_unless_a_terminal_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     progress = progress_on()
     assert isinstance(progress, PlainProgress)
-    progress.cell_started(1, 2, "process 1: 2 lists", 75.0)
+    progress.cell_started(1, 2, "process 1: 2 lists", 75.0, 155.0)
     progress.stage("capture", 1, 36)
     progress.stage("capture", 2, 36)
     progress.cell_ended("ok", 61.0, 80.0)
@@ -196,24 +197,30 @@ def test_progress_is_plain_lines_unless_a_terminal_shows_it(capsys: pytest.Captu
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "[1/2] process 1: 2 lists, about 1 min 15 s",
+        "[1/2] process 1: 2 lists, about 1 min 15 s of 2 min 35 s left",
         "[1/2]   capture (36)",
         "[1/2] ok after 1 min 01 s, about 1 min 20 s left",
     ]
 
 
-def test_a_terminal_gets_a_bar_and_keeps_the_lines() -> None:
+def test_a_terminal_gets_a_bar_with_stage_and_time_left_and_keeps_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
+    monkeypatch.setenv("COLUMNS", "80")
     terminal = Terminal()
     progress = progress_on(terminal)
     assert isinstance(progress, LiveProgress)
-    progress.cell_started(1, 2, "process 1: [2] lists", 75.0)
-    progress.stage("capture", 1, 36)
+    progress.cell_started(1, 2, "process 1: [2] lists", 75.0, 75.0)
+    progress.stage("latency at context 16384", 1, 36)
+    progress._bar.refresh()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    (bar,) = {line.strip() for line in re.split(r"[\r\n]", shown) if "latency" in line}
+    assert bar.startswith("[1/2] latency at context 16384 ") and "1/36" in bar
+    assert bar.endswith(("about 1 min 15 s left", "about 1 min 14 s left")) and len(bar) <= 80
     progress.cell_ended("ok", 61.0, 80.0)
     progress.say("a note")
     progress.close()
