@@ -299,9 +299,10 @@ TIMES = ("gpu_us", "host_us", "plan_us", "fill_us", "launch_us", "step_us", "ove
 
 
 def tidy_frame(sweep: Sweep) -> pd.DataFrame:
-    """One row per point. Each time has ``<time>_median``, ``_low`` and ``_high`` (quartiles), ``_taken`` and ``_stop``.
+    """One row per point. Each time has ``<time>_median``, ``_low`` and ``_high`` (quartiles), ``_taken`` and ``_stop``,
+    ``_disturbed`` (how many stored samples were left out) and ``_flags`` (what disturbed those that were not).
 
-    Statistics are over the stored samples. A time that was not measured is missing (NaN), never 0.
+    Statistics are over the stored samples that count. A time that was not measured is missing (NaN), never 0.
     """
     import pandas as pd
 
@@ -311,8 +312,9 @@ def tidy_frame(sweep: Sweep) -> pd.DataFrame:
 
 def _columns() -> list[str]:
     head = ["cell_id", "purpose", "process", "model", "device", "page_size", "shard", "phase"]
-    head += ["raw_size", "padded_size", "context_tokens", "execution", "backend", "attention", "status", "reason"]
-    return head + [f"{time}_{statistic}" for time in TIMES for statistic in ("median", "low", "high", "taken", "stop")]
+    head += ["raw_size", "padded_size", "requests", "context_tokens", "execution", "backend", "attention"]
+    statistics = ("median", "low", "high", "taken", "stop", "disturbed", "flags")
+    return [*head, "status", "reason", *(f"{time}_{statistic}" for time in TIMES for statistic in statistics)]
 
 
 def _row(cell: CellResult, point: Point) -> dict[str, Any]:
@@ -328,6 +330,7 @@ def _row(cell: CellResult, point: Point) -> dict[str, Any]:
         "phase": point.phase,
         "raw_size": point.raw_size,
         "padded_size": point.padded_size,
+        "requests": point.requests,
         "context_tokens": point.context_tokens,
         "execution": point.execution,
         "backend": point.backend,
@@ -348,4 +351,6 @@ def _statistics(time: str, samples: Samples | None) -> dict[str, Any]:
         f"{time}_high": spread[1] if spread else None,
         f"{time}_taken": samples.taken if samples else None,
         f"{time}_stop": samples.stop if samples else None,
+        f"{time}_disturbed": len(samples.disturbed_us) if samples else None,
+        f"{time}_flags": ", ".join(samples.flags) if samples else None,
     }

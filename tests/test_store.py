@@ -186,6 +186,17 @@ def test_the_frame_has_one_row_per_point_with_named_statistics() -> None:
     assert frame["gpu_us_stop"][0] == samples.stop
 
 
+def test_disturbed_samples_are_counted_and_named_in_the_frame() -> None:
+    sweep = small_sweep()
+    (cell,) = sweep.cells
+    apart = Samples((3.0, 3.0), 3, "noise", disturbed_us=(9.0,))
+    flagged = Samples((9.0, 9.0), 2, "time", flags=("host slowed down", "thermal (hardware)"))
+    one = replace(cell.points[0], gpu_us=apart, step_us=flagged)
+    frame = tidy_frame(replace(sweep, cells=(replace(cell, points=(one,)),)))
+    assert (frame["gpu_us_median"][0], frame["gpu_us_disturbed"][0], frame["gpu_us_flags"][0]) == (3.0, 1, "")
+    assert (frame["step_us_disturbed"][0], frame["step_us_flags"][0]) == (0, "host slowed down, thermal (hardware)")
+
+
 def test_a_time_that_was_not_measured_is_missing_in_the_frame() -> None:
     sweep = small_sweep()
     cell = next(cell for cell in sweep.cells if cell.points)
