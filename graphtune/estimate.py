@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphtune.kv_pool import DTYPE_BYTES
 from graphtune.model_config import ModelConfig
 from graphtune.plan import Cell
-from graphtune.planner import DTYPE_BYTES
 from graphtune.units import GIB
 
 QUANTITIES = 3

@@ -16,6 +16,7 @@ from graphtune.errors import InputError
 from graphtune.model_config import ModelConfig
 from graphtune.plan import UNION
 from graphtune.recipe_keys import START, ListName, Recipe, recipe_schema, validate_recipe
+from graphtune.results import Phase
 from graphtune.yaml_source import KeyPath, Source, parse_yaml
 
 
@@ -96,8 +97,23 @@ def _override(values: dict[str, Any], source: Source, override: str) -> None:
 def _check_axes(recipe: Recipe, source: Source) -> None:
     """What concerns several keys at once."""
     axes = recipe.decode
-    for index, choice in enumerate(axes.lists):
-        path: KeyPath = ("decode", "lists", index)
+    for phase in recipe.phases:
+        _check_lists(recipe, phase, source)
+    if "decode" in recipe.phases and set(axes.backends) == {"eager"}:
+        raise InputError("a sweep without graphs has nothing to choose", where=source.where(("decode", "backends")))
+    if "prefill" in recipe.phases and set(recipe.prefill.backends) == {"eager"}:
+        raise InputError("a sweep without graphs has nothing to choose", where=source.where(("prefill", "backends")))
+    if axes.sharing == "together" and len(axes.output) != len(axes.workspace):
+        raise InputError(
+            f"varies together with output, so it needs {len(axes.output)} values, not {len(axes.workspace)}",
+            where=source.where(("decode", "workspace")),
+            action="Or write sharing: product for all combinations.",
+        )
+
+
+def _check_lists(recipe: Recipe, phase: Phase, source: Source) -> None:
+    for index, choice in enumerate(recipe.lists_of(phase)):
+        path: KeyPath = (phase, "lists", index)
         if (choice.engine is None) == (choice.name is None):
             known = ", ".join(get_args(ListName))
             action = f"Write one of {known}, or {{name: mine, sizes: [1, 2, 4]}}."
@@ -111,14 +127,6 @@ def _check_axes(recipe: Recipe, source: Source) -> None:
             raise InputError("a named list is taken whole", where=source.where((*path, "max")))
         if choice.name == UNION:
             raise InputError(f"the name {UNION!r} is taken", where=source.where((*path, "name")))
-    if "full" not in axes.backends:
-        raise InputError("a sweep without graphs has nothing to choose", where=source.where(("decode", "backends")))
-    if axes.sharing == "together" and len(axes.output) != len(axes.workspace):
-        raise InputError(
-            f"varies together with output, so it needs {len(axes.output)} values, not {len(axes.workspace)}",
-            where=source.where(("decode", "workspace")),
-            action="Or write sharing: product for all combinations.",
-        )
 
 
 def _with_model(recipe: Recipe, source: Source, folder: Path) -> LoadedRecipe:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from graphtune.errors import InputError
-from graphtune.results import Order, Sharing
+from graphtune.results import Order, Phase, Sharing
 from graphtune.yaml_source import KeyPath, Source
 
 START = "`graphtune recipe CONFIG_OR_MODEL_DIR` writes one to start from."
@@ -100,7 +100,7 @@ class DecodeAxes:
         tuple[Annotated[ListChoice, BeforeValidator(_named, json_schema_input_type=ListName | ListChoice)], ...],
         Field(min_length=1, max_length=64),
     ] = (ListChoice(engine="sglang"),)
-    backends: Annotated[tuple[Literal["eager", "full"], ...], Field(min_length=1)] = ("eager", "full")
+    backends: Annotated[tuple[Literal["eager", "full", "breakable"], ...], Field(min_length=1)] = ("eager", "full")
     order: Annotated[tuple[Order, ...], Field(min_length=1)] = ("descending",)
     output: Annotated[tuple[Sharing, ...], Field(min_length=1)] = ("shared",)
     workspace: Annotated[tuple[Sharing, ...], Field(min_length=1)] = ("shared",)
@@ -111,6 +111,42 @@ class DecodeAxes:
         ],
         Field(max_length=64),
     ] = (ContextChoice(tokens=1024),)
+    profile_sizes: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrefillBatch:
+    """Batches of ``requests`` requests, each behind ``prefix`` cached tokens, timed at ``sizes`` new tokens in all."""
+
+    __pydantic_config__ = _STRICT_KEYS
+
+    sizes: Annotated[tuple[Size, ...], Field(min_length=1, max_length=4096)]
+    requests: Annotated[int, Strict(), Field(ge=1, le=4096)] = 1
+    prefix: Annotated[int, Strict(), Field(ge=0, le=LARGEST_CONTEXT)] = 0
+
+
+@dataclass(frozen=True)
+class PrefillAxes:
+    """What is captured and timed for prefill. Sizes are new tokens of a batch. ``waste_cap``: padded tokens per real
+    one above which a prefill runs eager; null for no cap."""
+
+    __pydantic_config__ = _STRICT_KEYS
+
+    lists: Annotated[
+        tuple[Annotated[ListChoice, BeforeValidator(_named, json_schema_input_type=ListName | ListChoice)], ...],
+        Field(min_length=1, max_length=64),
+    ] = (ListChoice(engine="sglang"),)
+    backends: Annotated[tuple[Literal["eager", "breakable", "full"], ...], Field(min_length=1)] = (
+        "eager",
+        "breakable",
+    )
+    order: Annotated[tuple[Order, ...], Field(min_length=1)] = ("descending",)
+    waste_cap: Annotated[
+        Annotated[float, Field(ge=1, le=LARGEST_SIZE, allow_inf_nan=False)] | None,
+        _none_for("none"),
+        WithJsonSchema({"anyOf": [{"const": "none"}, {"type": "number", "minimum": 1}]}),
+    ] = 2.0
+    batches: Annotated[tuple[PrefillBatch, ...], Field(max_length=64)] = ()
     profile_sizes: tuple[Size, ...] = ()
 
 
@@ -158,7 +194,7 @@ class Recipe:
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     seed: Annotated[int, Strict(), Field(ge=0, le=2**31 - 1)] = 0
     shard: Annotated[int, Strict(), Field(ge=1, le=1024)] = 1
-    phases: Annotated[tuple[Literal["decode"], ...], Field(min_length=1, max_length=1)] = ("decode",)
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1, max_length=2)] = ("decode",)
     attention: Literal["auto", "flashinfer", "sdpa"] = "auto"
     page_size: Literal[1, 16, 64] = 16
     kv_tokens: Annotated[
@@ -168,9 +204,14 @@ class Recipe:
     ] = None
     processes: Annotated[int, Strict(), Field(ge=1, le=20)] = 1
     decode: DecodeAxes = field(default_factory=DecodeAxes)
+    prefill: PrefillAxes = field(default_factory=PrefillAxes)
     measure: MeasureChoice = field(default_factory=MeasureChoice)
     memory: MemoryChoice | None = None
     limits: Limits = field(default_factory=Limits)
+
+    def lists_of(self, phase: Phase) -> tuple[ListChoice, ...]:
+        """The lists that a phase captures."""
+        return self.decode.lists if phase == "decode" else self.prefill.lists
 
 
 @cache
@@ -247,11 +288,12 @@ def _shown(value: Any) -> str:
 
 _PARTS: dict[str, type[Any]] = {
     "decode": DecodeAxes,
+    "prefill": PrefillAxes,
     "measure": MeasureChoice,
     "memory": MemoryChoice,
     "limits": Limits,
 }
-_ITEMS: dict[str, type[Any]] = {"lists": ListChoice, "contexts": ContextChoice}
+_ITEMS: dict[str, type[Any]] = {"lists": ListChoice, "contexts": ContextChoice, "batches": PrefillBatch}
 
 
 def _known_keys(path: KeyPath) -> list[str]:

@@ -7,9 +7,9 @@ import os
 import re
 from pathlib import Path
 
+from graphtune.kv_pool import DTYPE_BYTES
 from graphtune.model_config import ModelConfig
 from graphtune.plan import STEP_TOKENS
-from graphtune.planner import DTYPE_BYTES
 from graphtune.recipe import config_file, model_name_of
 from graphtune.units import format_bytes
 
@@ -39,6 +39,7 @@ def recipe_text(model: Path, written_to: Path | None) -> str:
         load_note=load_note,
         dtype=dtype,
         contexts=_contexts(config.max_position_embeddings),
+        batches=_batches(config.max_position_embeddings),
     )
 
 
@@ -61,6 +62,15 @@ def _contexts(positions: int) -> str:
     return "\n".join(lines)
 
 
+def _batches(positions: int) -> str:
+    """Several requests with prefixes, where the model has positions for them."""
+    sizes = [size for size in (32, 128, 256, 512, 1024, 2048, 4096, 8192) if size // 4 + 512 <= positions]
+    if not sizes:
+        return "[]"
+    listed = ", ".join(str(size) for size in sizes)
+    return f"[{{requests: 4, prefix: 512, sizes: [{listed}]}}]  # beside one request without a prefix"
+
+
 TEMPLATE = """\
 # {title}
 # Run it: graphtune sweep THIS_FILE --dry-run, then without --dry-run. Keys left out keep the defaults shown.
@@ -71,7 +81,7 @@ load: random                  # or safetensors ({load_note}); step times follow 
 dtype: {dtype}
 seed: 0
 shard: 1                      # N: the shapes of one rank of N, without collectives
-phases: [decode]
+phases: [decode, prefill]
 attention: auto               # flashinfer on a GPU, sdpa on a CPU
 page_size: 16                 # KV tokens per page: 1, 16 or 64; with 1 a step stages one index per token
 kv_tokens: auto               # as many as the timed steps need and the device has room for
@@ -94,6 +104,16 @@ decode:
   contexts:
 {contexts}
   profile_sizes: [1, 16, 64, 256]   # launches and idle share of an eager step
+
+prefill:
+  # The same for prefill; sizes are new tokens of a batch, of all its requests together.
+  lists:
+    - {{engine: sglang, max: 8192}}
+  backends: [eager, breakable, full]  # breakable: attention runs between graphs; full: in them, experimental
+  order: [descending]
+  waste_cap: 2.0              # padded tokens per real one above which a prefill runs eager; none: no cap
+  batches: {batches}
+  profile_sizes: [64, 512]
 
 measure:                      # sampling of each time stops at this relative noise, or after max_seconds
   min_samples: 7

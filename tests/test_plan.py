@@ -196,8 +196,77 @@ def test_a_shipped_recipe_plans_the_axes_it_names() -> None:
     assert all(len(one.sizes) == 36 for one in sglang)
     assert [at.context_tokens for at in first.latency] == [1024, 512, 4096, 16384]
     assert [len(at.sizes) for at in first.latency] == [len(first.lists[0].sizes), 8, 8, 8]
-    assert [cell.purpose for cell in made.cells] == ["main"] * 10 + ["control", "memory"]
+    purposes = [(cell.phase, cell.purpose) for cell in made.cells]
+    assert purposes[:11] == [("decode", "main")] * 10 + [("decode", "control")]
+    assert purposes[11:16] == [("prefill", "main")] * 3 + [("prefill", "joint")] * 2
+    assert [cell.purpose for cell in made.cells[16:]] == ["memory"] * 3
     assert (made.skips, made.notes) == ((), ())
+
+
+PREFILL = "phases: [prefill]\nprefill:\n  lists: [{name: a, sizes: [4, 8, 32]}]\n"
+
+
+def test_both_ends_of_every_prefill_bucket_are_timed_beside_eager() -> None:
+    (cell,) = plan(PREFILL).cells
+    (of,) = cell.lists
+    assert (of.phase, of.backend, of.sizes, of.waste_cap, of.request_slots) == (
+        "prefill",
+        "breakable",
+        (4, 8, 32),
+        2.0,
+        None,
+    )
+    (at,) = cell.prefill_latency
+    assert (at.tokens, at.requests, at.executions) == ((1, 4, 5, 8, 9, 32), 1, ("graph", "eager"))
+    assert cell.gate and cell.phase == "prefill" and cell.latency == ()
+
+
+def test_further_processes_time_breakable_buckets_alone() -> None:
+    made = plan(PREFILL + "  backends: [eager, breakable, full]\nprocesses: 2\n")
+    first, full, second = made.cells
+    assert [cell.lists[0].backend for cell in made.cells] == ["breakable", "full", "breakable"]
+    assert full.lists[0].request_slots == 1
+    assert second.prefill_latency[0].tokens == (4, 8, 32) and not second.gate
+
+
+def test_long_prefills_in_full_recordings_are_not_timed_beside_eager() -> None:
+    made = plan("phases: [prefill]\nprefill: {lists: [{name: a, sizes: [512, 2048]}], backends: [eager, full]}\n")
+    assert [(at.tokens, at.executions) for at in made.cells[0].prefill_latency] == [
+        ((1, 512, 513), ("graph", "eager")),
+        ((2048,), ("graph",)),
+    ]
+    assert made.cells[0].lists[0].request_slots == 4
+
+
+def test_both_phases_are_captured_into_one_pool_in_either_order() -> None:
+    made = plan(PREFILL.replace("[prefill]", "[decode, prefill]") + TWO)
+    joint = [cell for cell in made.cells if cell.purpose == "joint"]
+    assert [[(of.phase, of.name) for of in cell.lists] for cell in joint] == [
+        [("decode", "a"), ("prefill", "a")],
+        [("prefill", "a"), ("decode", "a")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("  batches: [{sizes: [64]}]\n", "64 is above the largest bucket, 32"),
+        ("  profile_sizes: [33]\n", "33 is above the largest bucket, 32"),
+        ("  batches: [{sizes: [32], prefix: 100000}]\n", "beyond the model's"),
+        ("kv_tokens: 64\n", "bucket 32 is larger than the KV pool"),
+    ],
+)
+def test_prefills_that_cannot_be_measured_are_refused(keys: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        plan(PREFILL + keys)
+
+
+def test_breakable_decode_has_no_workspace_per_size() -> None:
+    axes = "  backends: [eager, full, breakable]\n  output: [shared, per_size]\n  workspace: [shared, per_size]\n"
+    made = plan("decode:\n  lists: [{name: a, sizes: [1, 2]}]\n" + axes)
+    breakable = [of for cell in made.cells for of in cell.lists if of.backend == "breakable" and cell.purpose == "main"]
+    assert {(of.output, of.workspace) for of in breakable} == {("shared", "shared"), ("per_size", "shared")}
+    assert [bool(cell.latency) for cell in made.cells if cell.purpose == "main"] == [True, True]
 
 
 def test_an_unsharded_and_a_sharded_model_have_different_cells() -> None:
