@@ -63,7 +63,7 @@ def fixed_bytes_of(
     cells: Sequence[CellResult], facts: ModelFacts | None, gpu: GpuMemory | None
 ) -> tuple[FixedBytes | None, str]:
     """The bytes that every list needs, or the reason why there is no budget."""
-    contexts = [count for cell in cells if (count := context_bytes(cell.ledger)) is not None]
+    contexts = [count for cell in cells if (count := context_bytes(cell)) is not None]
     if gpu is None:
         return None, "the device's memory is not known; give --gpu-mem"
     if facts is None:

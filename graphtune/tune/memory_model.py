@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from graphtune.results import CapturedList, CaptureList, CellResult, MemoryLedger, Phase
+from graphtune.results import CapturedList, CaptureList, CellResult, Phase
 from graphtune.tune.memory_prediction import MemoryPredictor, memory_predictor, setting_of
 
 Provenance = Literal["measured", "composed", "predicted", "bound"]
@@ -260,12 +260,14 @@ def _control(pairs: list[tuple[CellResult, CapturedList]]) -> ControlDifference 
     )
 
 
-def context_bytes(ledger: MemoryLedger | None) -> int | None:
-    """Device bytes that torch does not own once everything ran eagerly: context, modules and libraries.
+def context_bytes(cell: CellResult) -> int | None:
+    """Device bytes once everything ran eagerly that are not weights, KV pool, workspace or static buffers: context,
+    modules, libraries and their workspaces, tables of the model, and what an allocator adds by rounding.
 
     Taken at the eager warm-up, before any graph; None where the device was not read (a CPU, a failed cell).
     """
-    for mark in ledger.marks if ledger else ():
-        if mark.stage == "eager_warmup" and mark.free_delta_bytes is not None and mark.torch_reserved_bytes is not None:
-            return mark.free_delta_bytes - mark.torch_reserved_bytes
-    return None
+    of = cell.model
+    mark = next((mark for mark in cell.ledger.marks if mark.stage == "eager_warmup"), None) if cell.ledger else None
+    if of is None or mark is None or mark.free_delta_bytes is None:
+        return None
+    return mark.free_delta_bytes - of.weights_bytes - of.kv_pool_bytes - of.workspace_bytes - of.static_buffer_bytes
