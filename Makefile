@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 PAGES := quickstart
 SHIPPED = $(shell $(BIN)/python -m graphtune.data)
 
-.PHONY: help quickstart test lint clean
+.PHONY: help quickstart test test-browser lint clean
 
 help:
 	@echo "make quickstart   install, sweep a tiny model on the CPU, recommend for an 80 GB card"
 	@echo "make test         install and run the tests that need no GPU and no browser"
+	@echo "make test-browser look at the pages in headless Chromium (needs chromium and chromedriver)"
 	@echo "make lint         ruff and mypy"
 	@echo "make clean        remove .venv and the quickstart pages"
 
@@ -26,6 +27,9 @@ quickstart: $(VENV)/installed-run
 test: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not browser"
 
+test-browser: $(VENV)/installed-browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser
+
 lint: $(VENV)/installed-dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
@@ -37,6 +41,7 @@ clean:
 EXTRAS_run :=
 EXTRAS_test := [test]
 EXTRAS_dev := [test,dev]
+EXTRAS_browser := [test,browser]
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "graphtune needs Python 3.11 or newer; set PYTHON=")'

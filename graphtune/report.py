@@ -28,8 +28,8 @@ from graphtune.figures import traffic as traffic_figure
 from graphtune.figures.base import Drawing, NamedTable
 from graphtune.figures.cells import cell_tables, environment_tables
 from graphtune.figures.glossary import Word, section_text, words_in
-from graphtune.figures.named_lists import decode_lists, prefill_lists
 from graphtune.figures.phases import of_phase
+from graphtune.figures.shown_lists import decode_lists, prefill_lists
 from graphtune.html_page import render_page
 from graphtune.results import CellResult, Environment, Phase
 from graphtune.store import PAGE_FILE, Sweep, read_sweep, write_atomically
@@ -208,7 +208,8 @@ def _narrow(text: str) -> str:
     """A table cell in little width."""
     for written, shown in ((" sizes, ", ": "), (" to ", "–"), ("1 size, ", "1: "), ("recommended is", "this list is")):
         text = text.replace(written, shown)
-    return re.sub(r"(?<=[≈≤\d]) (?=[\dmµsGKM])", "\N{NO-BREAK SPACE}", text)
+    text = text.replace("–", "\N{WORD JOINER}–\N{WORD JOINER}")
+    return re.sub(r"(?<=[≈≤\d:]) (?=[\dmµsGKM])", "\N{NARROW NO-BREAK SPACE}", text)
 
 
 def _sections(sweep: Sweep, answer: Recommendation | None) -> list[Section]:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphtune.figures.breaks import draw_prefill_launches, prefill_launches
-from graphtune.figures.named_lists import NamedList, decode_lists, joined, prefill_lists
 from graphtune.figures.phases import of_phase
 from graphtune.figures.prefill import PrefillTimes, crossovers, draw_crossovers, prefill_curves, prefill_times
+from graphtune.figures.shown_lists import ShownList, decode_lists, joined, prefill_lists
 from graphtune.figures.traffic import decode_traffic, draw_traffic, prefill_traffic
 from graphtune.report import page, render
 from graphtune.stats import combined_us
@@ -87,7 +87,7 @@ def test_no_size_between_a_crossover_and_its_bucket_is_faster_eager(buckets: lis
 
 def test_a_list_follows_eager_where_its_engine_does_not_replay() -> None:
     times = measured()
-    capped = NamedList(("SGLang",), (4, 64), "capped", False, 2.0)
+    capped = ShownList(("SGLang",), (4, 64), "capped", False, 2.0)
     (curve,) = prefill_curves(times, [capped], 128)
     us = dict(zip(curve.tokens, curve.step_us, strict=True))
     assert us[1] == times.eager_us(1) and us[4] == times.replay_us("breakable", 4, 4)
@@ -110,7 +110,7 @@ def test_prefill_lists_are_those_of_engines() -> None:
 
 
 def test_lists_that_serve_alike_are_one_under_all_their_names() -> None:
-    one = NamedList(("a",), (1, 2), "always", False)
+    one = ShownList(("a",), (1, 2), "always", False)
     both = joined([one, replace(one, names=("b",), recommended=True), replace(one, padding="exact", names=("c",))])
     assert [(of.names, of.recommended) for of in both] == [(("a", "b"), True), (("c",), False)]
 

@@ -4,11 +4,8 @@ import csv
 import html
 import html.parser
 import io
-import os
 import re
 import shlex
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -355,35 +352,3 @@ def test_bad_input_is_one_message(folder: Path, arguments: list[str]) -> None:
 def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         write_report(tmp_path)
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [390, 720, 721, 1280, 1920])
-def test_nothing_scrolls_sideways(rich: str, width: int, tmp_path: Path) -> None:
-    browser = next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-    )
-    assert browser is not None, "no Chromium here"
-    probe = (
-        "<script>parent.postMessage(document.documentElement.scrollWidth + ' of ' + innerWidth, '*')</script></body>"
-    )
-    (tmp_path / "page.html").write_text(rich.replace("</body>", probe), encoding="utf-8")
-    file = tmp_path / "frame.html"  # a frame, because a window is never narrower than 500 pixels
-    file.write_text(
-        "<script>onmessage = event => { document.title = event.data }</script>"
-        f'<iframe src="page.html" style="width:{width}px;height:900px;border:0"></iframe>'
-    )
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
-    done = subprocess.run(
-        [browser, *flags, "--window-size=2000,1000", "--hide-scrollbars", "--dump-dom", file.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )
-    seen = re.search(r"<title>(\d+) of (\d+)</title>", done.stdout)
-    assert seen is not None
-    assert int(seen[2]) == width
-    assert int(seen[1]) <= width

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = "compare.html.j2"
-ROLES: dict[str, Role] = {"graph": "c1", "eager": "c2"}
+ROLES: dict[str, Role] = {"graph": "c1", "breakable": "c1", "full": "c3", "eager": "c2"}
 QUANTITIES = {"step_us": "Step time", "gpu_us": "Device time", "host_us": "Host time", "overlap_us": "Overlapped step"}
 
 
@@ -95,20 +95,21 @@ def _changes(comparison: Comparison) -> Table:
 
 
 def _drawings(comparison: Comparison) -> list[Drawing]:
-    """One figure for each phase, quantity and context: ratio over size with its interval."""
-    found: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
+    """One figure for each phase, quantity, context and number of requests: ratio over size with its interval."""
+    found: dict[tuple[str, str, int, int | None], list[Row]] = defaultdict(list)
     for row in comparison.rows:
         what = row.what
         if what.kind == "time" and row.ratio is not None and what.raw_size == what.padded_size:
-            found[what.phase, what.quantity, what.context_tokens or 0].append(row)
+            found[what.phase, what.quantity, what.context_tokens or 0, what.requests].append(row)
     drawable = {key: rows for key, rows in found.items() if len({row.what.raw_size for row in rows}) > 1}
     return [_draw_ratios(*key, rows) for key, rows in drawable.items()]
 
 
-def _draw_ratios(phase: str, quantity: str, context: int, rows: Sequence[Row]) -> Drawing:
+def _draw_ratios(phase: str, quantity: str, context: int, requests: int | None, rows: Sequence[Row]) -> Drawing:
     by_execution: dict[str, list[Row]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.what.raw_size or 0):
-        by_execution[row.what.execution or ""].append(row)
+        several = phase == "prefill" and row.what.execution == "graph"
+        by_execution[(row.what.backend if several else row.what.execution) or ""].append(row)
     noun = "tokens" if phase == "prefill" else "requests"
 
     def draw(figure: Figure, narrow: bool) -> None:
@@ -117,7 +118,8 @@ def _draw_ratios(phase: str, quantity: str, context: int, rows: Sequence[Row]) -
         axes.axhline(1, color=color("muted"), linewidth=1)
         sizes = sorted({row.what.raw_size or 0 for row in rows})
         places = {size: place for place, size in enumerate(sizes)}
-        for shift, (execution, some) in zip((-0.12, 0.12), by_execution.items(), strict=False):
+        for index, (execution, some) in enumerate(by_execution.items()):
+            shift = 0.24 * (index - (len(by_execution) - 1) / 2)
             role = color(ROLES.get(execution, "c3"))
             at = [places[row.what.raw_size or 0] + shift for row in some]
             ratios = [row.ratio or 1.0 for row in some]
@@ -142,6 +144,9 @@ def _draw_ratios(phase: str, quantity: str, context: int, rows: Sequence[Row]) -
         f"Ratio of {quantity} by {noun}, new over base; bars are the corrected intervals, cut at half and double. A "
         "row is called when its whole bar lies beyond the tolerance."
     )
-    slug = f"ratio-{phase}-{quantity.replace('_', '-')}-{context}"
-    heading = f"{name}, {phase} at {context:,} KV tokens" if phase == "decode" else f"{name}, {phase}"
+    at = f"{context:,} KV tokens"
+    if phase == "prefill":
+        at = f"{requests or 1} request{'s' if (requests or 1) > 1 else ''}, {context:,} cached tokens each"
+    slug = f"ratio-{phase}-{quantity.replace('_', '-')}-{context}-{requests or 0}"
+    heading = f"{name}, {phase} at {at}"
     return drawing(slug, heading, says, draw, row_table(rows), keys, (300, 280))

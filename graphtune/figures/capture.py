@@ -146,8 +146,9 @@ def draw_trades(data: Sequence[Trade], engine: str) -> Drawing:
 
     says = (
         f"Lists for {NAMES[engine]} that no other list beats in both graph memory and expected step time on this "
-        "traffic. The leftmost has no graphs. Bytes of a shorter list are bounded by those of a longer one that was "
-        "measured."
+        "traffic: the Pareto front, with the chosen list. The leftmost has no graphs. The chosen one lies above the "
+        "front where a shorter step is within the tolerance. Bytes of a shorter list are bounded by those of a longer "
+        "one that was measured."
     )
     columns = (Column("list", numeric=False), Column("which", numeric=False), Column("graph memory, MiB, at most"))
     rows = tuple((one.label, one.kind, f"{one.graph_bytes / MIB:,.1f}", f"{one.step_us:,.0f}") for one in data)

@@ -17,7 +17,7 @@ from graphtune.figures.base import (
     request_axis,
     us_cell,
 )
-from graphtune.figures.named_lists import NamedList, decode_lists
+from graphtune.figures.shown_lists import ShownList, decode_lists
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.recommendation import Recommendation
 
@@ -66,7 +66,7 @@ def step_times(model: LatencyModel, answer: Recommendation) -> StepTimes:
     return StepTimes(context, graph, eager, tuple(curves))
 
 
-def _served(model: LatencyModel, raw: int, of: NamedList, context: int) -> float | None:
+def _served(model: LatencyModel, raw: int, of: ShownList, context: int) -> float | None:
     bucket = of.bucket(raw)
     figure = model.eager(raw, context) if bucket is None else model.replay(raw, bucket, context)
     return figure.us if figure else None

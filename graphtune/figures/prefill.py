@@ -20,7 +20,7 @@ from graphtune.figures.base import (
     request_axis,
     us_cell,
 )
-from graphtune.figures.named_lists import NamedList
+from graphtune.figures.shown_lists import ShownList
 from graphtune.results import CellResult
 from graphtune.stats import COMBINED, combined_us, process_medians
 from graphtune.tune.candidates import bucket_for
@@ -226,7 +226,7 @@ class PrefillCurve:
     step_us: tuple[float, ...]
 
 
-def prefill_curves(times: PrefillTimes, lists: Sequence[NamedList], top: int) -> tuple[PrefillCurve, ...]:
+def prefill_curves(times: PrefillTimes, lists: Sequence[ShownList], top: int) -> tuple[PrefillCurve, ...]:
     """One per list. A bucket that was not measured counts as the next measured one."""
     backend = times.backend
     measured = sorted(times.replay[backend])
@@ -256,7 +256,7 @@ def _raw_sizes(sizes: Sequence[int], top: int) -> list[int]:
     return sorted(dense | edges | spread)
 
 
-def draw_prefill_times(times: PrefillTimes, lists: Sequence[NamedList]) -> Drawing:
+def draw_prefill_times(times: PrefillTimes, lists: Sequence[ShownList]) -> Drawing:
     buckets = times.replay[times.backend]
     top = max([*buckets, *times.eager])
     curves = prefill_curves(times, lists, top)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphtune.figures.base import Column, Drawing, Key, Role, Table, color, drawing, quiet_grid
-from graphtune.figures.named_lists import NamedList
+from graphtune.figures.shown_lists import ShownList
 from graphtune.results import Phase
 from graphtune.tune.workload import Workload
 
@@ -23,20 +23,20 @@ class Traffic:
 
     phase: Phase
     shares: dict[int, float]
-    lists: tuple[NamedList, ...]
+    lists: tuple[ShownList, ...]
 
     @property
     def unit(self) -> str:
         return "tokens" if self.phase == "prefill" else "requests"
 
 
-def decode_traffic(workload: Workload, lists: Sequence[NamedList]) -> Traffic | None:
+def decode_traffic(workload: Workload, lists: Sequence[ShownList]) -> Traffic | None:
     """The decode histogram; None where nothing decodes."""
     shares = _shares((share.requests, share.weight) for share in workload.decode)
     return Traffic("decode", shares, tuple(lists)) if shares else None
 
 
-def prefill_traffic(workload: Workload, lists: Sequence[NamedList]) -> Traffic | None:
+def prefill_traffic(workload: Workload, lists: Sequence[ShownList]) -> Traffic | None:
     """The prefill histogram; None where the traffic has none."""
     shares = _shares((share.tokens, share.weight) for share in workload.prefill)
     return Traffic("prefill", shares, tuple(lists)) if shares else None
@@ -119,7 +119,7 @@ def _outline(shares: Mapping[int, float]) -> tuple[list[float], list[float]]:
     return at, heights
 
 
-def _label(of: NamedList) -> str:
+def _label(of: ShownList) -> str:
     return f"recommended: {of.label}" if of.recommended else of.label
 
 

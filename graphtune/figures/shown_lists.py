@@ -14,7 +14,7 @@ from graphtune.tune.recommendation_text import NAMES, size_range
 
 
 @dataclass(frozen=True)
-class NamedList:
+class ShownList:
     """A capture list, how its engine pads to it, and for whom it is recommended or the default."""
 
     names: tuple[str, ...]
@@ -32,42 +32,43 @@ class NamedList:
         return bucket_for(raw, self.sizes, self.padding, self.cap_factor)
 
 
-def decode_lists(answer: Recommendation) -> tuple[NamedList, ...]:
+def decode_lists(answer: Recommendation) -> tuple[ShownList, ...]:
     """Every recommended list and every engine's default."""
-    found: list[NamedList] = []
+    found: list[ShownList] = []
     for one in answer.engines:
         if one.decode is not None:
             padding = ENGINES[one.engine].dispatch.decode
-            found.append(NamedList((NAMES[one.engine],), one.decode.capture_sizes, padding, True))
+            found.append(ShownList((NAMES[one.engine],), one.decode.capture_sizes, padding, True))
     for one in answer.engines:
         if one.default is not None:
             dispatch = ENGINES[one.engine].dispatch
             name = f"{NAMES[one.engine]}'s default"
             padding = dispatch.decode_by_default or dispatch.decode
-            found.append(NamedList((name,), one.default.capture_sizes, padding, False))
+            found.append(ShownList((name,), one.default.capture_sizes, padding, False))
     return joined(found)
 
 
-def prefill_lists(cells: Iterable[CellResult]) -> tuple[NamedList, ...]:
-    """The prefill lists that a sweep captured under an engine's name, as that engine pads to them."""
+def prefill_lists(cells: Iterable[CellResult]) -> tuple[ShownList, ...]:
+    """The prefill lists that a sweep captured under engines' names, as those engines pad to them."""
     found = []
     for cell in cells:
         for of in (captured.list for captured in cell.captured_lists):
-            if of.phase == "prefill" and of.name in ENGINES and of.backend == "breakable":
-                dispatch = ENGINES[of.name].dispatch
-                name = f"{NAMES[of.name]}'s default"
-                found.append(NamedList((name,), of.sizes, dispatch.prefill, False, dispatch.prefill_cap_factor))
+            for engine in of.name.split("+") if of.phase == "prefill" and of.backend == "breakable" else ():
+                if engine in ENGINES:
+                    dispatch = ENGINES[engine].dispatch
+                    name = f"{NAMES[engine]}'s default"
+                    found.append(ShownList((name,), of.sizes, dispatch.prefill, False, dispatch.prefill_cap_factor))
     return joined(dict.fromkeys(found))
 
 
-def joined(lists: Iterable[NamedList]) -> tuple[NamedList, ...]:
+def joined(lists: Iterable[ShownList]) -> tuple[ShownList, ...]:
     """Lists with the same sizes and padding once, under all their names; empty ones left out."""
-    found: dict[tuple[tuple[int, ...], Padding, float | None], NamedList] = {}
+    found: dict[tuple[tuple[int, ...], Padding, float | None], ShownList] = {}
     for of in lists:
         if of.sizes:
             key = (of.sizes, of.padding, of.cap_factor)
             before = found.get(key)
             names = (*before.names, *of.names) if before else of.names
             recommended = of.recommended or (before is not None and before.recommended)
-            found[key] = NamedList(names, of.sizes, of.padding, recommended, of.cap_factor)
+            found[key] = ShownList(names, of.sizes, of.padding, recommended, of.cap_factor)
     return tuple(found.values())
