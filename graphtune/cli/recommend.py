@@ -74,6 +74,10 @@ def recommend(
     ] = None,
     max_graphs: Annotated[int | None, typer.Option(min=1, help="Most graphs.")] = None,
     engine: Annotated[EngineChoice, typer.Option(help="Engine to answer for.")] = EngineChoice.ALL,
+    current: Annotated[
+        str | None,
+        typer.Option(help='What runs now: "THE LAUNCH COMMAND" in quotes, or a server log.', show_default=False),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model that must have been swept: a name or a config.json.", show_default=False)
     ] = None,
@@ -114,6 +118,7 @@ def recommend(
         eager_overhead_ms,
         objective,
         slo_itl_ms,
+        current,
     )
     answer = answer_question(choose_sweep(folder, model), question)
     if json_ or format_ is Format.JSON:
@@ -141,6 +146,7 @@ def _question(
     eager_overhead_ms: float,
     objective: Objective,
     slo_itl_ms: float | None,
+    current: str | None,
 ) -> Question:
     from graphtune.tune.recommend import Question
     from graphtune.units import parse_bytes, parse_duration_s
@@ -162,6 +168,7 @@ def _question(
         engines=() if engine is EngineChoice.ALL else (engine.value.replace("-", "_"),),
         eager_overhead_us=eager_overhead_ms * 1000,
         objective=objective.value,
+        current=current,
         slo_inter_token_us=None if slo_itl_ms is None else slo_itl_ms * 1000,
     )
 

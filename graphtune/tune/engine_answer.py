@@ -15,6 +15,7 @@ from graphtune.tune.candidates import (
     eager_candidate,
     measured_candidates,
 )
+from graphtune.tune.current_launch import Comparing, Current, compare_current
 from graphtune.tune.kv_budget import KvBudget
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.limits import Budgets, allowed, nearest_miss, too_little
@@ -27,16 +28,22 @@ from graphtune.tune.workload import Workload
 
 
 def answer_for(
-    engine: Engine, workload: Workload, limits: Limits, of: Measurements, judge: Judge | None = None
+    engine: Engine,
+    workload: Workload,
+    limits: Limits,
+    of: Measurements,
+    *,
+    judge: Judge | None = None,
+    current: Current | None = None,
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     """The answer, and the candidates that were within the limits. ``judge`` tells what lists give where the histogram
-    alone does not."""
-    answer, candidates = _answer(engine, workload, limits, of, judge)
+    alone does not; ``current`` is compared with the recommended list."""
+    answer, candidates = _answer(engine, workload, limits, of, judge, current)
     return replace(answer, workload=workload), candidates
 
 
 def _answer(
-    engine: Engine, workload: Workload, limits: Limits, of: Measurements, judge: Judge | None
+    engine: Engine, workload: Workload, limits: Limits, of: Measurements, judge: Judge | None, current: Current | None
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     asked = [Step(s.requests, s.weight, s.mean_kv_tokens or limits.context_tokens) for s in workload.decode if s.weight]
     bare = Budgets(engine, limits, of, min(step.kv_tokens for step in asked))
@@ -86,6 +93,9 @@ def _answer(
         steps_share=share,
         largest_step=max(step.requests for step in steps),
         most_coverage=max(candidate.evaluation.coverage for candidate in within),
+        current=compare_current(current, Comparing(engine, evaluator, of, limits, bare, listed, choice.chosen))
+        if current is not None
+        else None,
         absent=absent,
     )
     return answer, within if eager is None else (eager, *within)

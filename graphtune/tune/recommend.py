@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import Engine, Serving
@@ -14,6 +14,7 @@ from graphtune.store import Sweep
 from graphtune.tune import cautions
 from graphtune.tune.bucket_worth import size_costs
 from graphtune.tune.candidates import Candidate, pareto
+from graphtune.tune.current_launch import Current, read_current, served_as
 from graphtune.tune.engine_answer import answer_for
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.measurements import (
@@ -68,6 +69,7 @@ class Question:
     eager_overhead_us: float = 0.0
     objective: Objective = "step"
     slo_inter_token_us: float | None = None
+    current: str | None = None
 
 
 def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
@@ -80,10 +82,14 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
     _check(question)
     cells = tuple(cell for cell in sweep.cells if cell.status == "ok" or cell.captured_lists or cell.points)
     measurements = _measurements(sweep, cells, question)
+    current = None
+    if question.current is not None:
+        current = read_current(question.current, question.engines[0] if question.engines else None, measurements.device)
+        question, measurements = _as_current(question, current, measurements)
     limits = _limits(question, measurements.model)
     traffic = _traffic(question, measurements, cells)
     engines = [ENGINES[name] for name in question.engines or tuple(ENGINES)]
-    found = [_answer(engine, traffic, limits, measurements) for engine in engines]
+    found = [_answer(engine, traffic, limits, measurements, current) for engine in engines]
     answers = tuple(answer for answer, _ in found)
     workload = next((one.workload for one in answers if one.workload is not None), None) or not_simulated(traffic)
     environment = environment_of(cells)
@@ -166,11 +172,20 @@ def _traffic(question: Question, of: Measurements, cells: Sequence[CellResult]) 
 
 
 def _answer(
-    engine: Engine, traffic: Workload | TraceTraffic, limits: Limits, of: Measurements
+    engine: Engine, traffic: Workload | TraceTraffic, limits: Limits, of: Measurements, current: Current | None
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     if isinstance(traffic, TraceTraffic):
-        return answer_for_trace(engine, traffic, limits, of)
-    return answer_for(engine, traffic, limits, of)
+        return answer_for_trace(engine, traffic, limits, of, current)
+    return answer_for(engine, traffic, limits, of, current=current)
+
+
+def _as_current(question: Question, current: Current, of: Measurements) -> tuple[Question, Measurements]:
+    """The question of the engine that runs now, with the limits that its launch states."""
+    if question.engines not in ((), (current.engine,)):
+        raise InputError(f"it starts {current.engine}, not {question.engines[0]}", where="--current")
+    serving = served_as(current, ENGINES[current.engine], of.serving)
+    asked = replace(question, engines=(current.engine,), max_running_requests=serving.max_running_requests)
+    return asked, replace(of, serving=serving)
 
 
 def _check(question: Question) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from graphtune.engines.base import Dispatch, Flags
+from graphtune.engines.base import Dispatch, Flags, Padding
 from graphtune.results import Environment
 from graphtune.stats import Noise, Ratio
 from graphtune.tune.bucket_worth import BucketWorth, Cliff
@@ -30,6 +30,7 @@ EAGER_MISSING = "nothing is captured"
 CHOSEN_MISSING = "it is the chosen list itself"
 SAME_WORKLOAD = "the traffic is that at the top, the same for all engines"
 NOT_SIMULATED = "only request traces are simulated"
+NOT_ASKED = "give --current to compare with what a server runs now"
 KEEPS_UP = "the server keeps up"
 PEAK_MISSING = "no peak was sampled for what is captured here; only the engine's own reserve stands for it"
 GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING, CHOSEN_MISSING, NOT_SIMULATED})
@@ -123,6 +124,25 @@ class ListAnswer:
 
 
 @dataclass(frozen=True)
+class CurrentAnswer:
+    """What a server runs now, from its launch ``command`` or its ``log``, against the recommended list.
+
+    ``change`` is recommended minus current, by name; ``edits`` are the changed flags in words and ``command`` the whole
+    launch with them, null for the reason in ``absent``.
+    """
+
+    source: str
+    list: ListAnswer
+    padding: Padding
+    leave_it: bool
+    message: str
+    change: dict[str, float | None]
+    edits: tuple[str, ...]
+    command: Flags | None
+    absent: dict[str, str]
+
+
+@dataclass(frozen=True)
 class EngineAnswer:
     """The answer for one engine. ``message`` says in one sentence what was found.
 
@@ -152,6 +172,7 @@ class EngineAnswer:
     load: float | None = None
     overload: str | None = None
     settled: bool = True
+    current: CurrentAnswer | None = None
     absent: dict[str, str] = field(default_factory=dict)
 
 
@@ -295,6 +316,7 @@ def _engine(answer: EngineAnswer, path: str, missing: dict[str, str], asked: Wor
         "eager": _list(answer.eager, f"{path}.eager", missing),
         "ties": [_tie(tie) for tie in answer.ties],
         "runner_up": _list(answer.runner_up, f"{path}.runner_up", missing),
+        "current": _current(answer.current, f"{path}.current", missing),
         "workload": workload,
         "load": answer.load,
         "overload": answer.overload,
@@ -314,7 +336,8 @@ def _list(answer: ListAnswer | None, path: str, missing: dict[str, str]) -> dict
     else:
         absent |= {f"simulated.{name}": reason for name, reason in answer.simulated.absent.items()}
     for name, reason in absent.items():
-        missing[f"engines.*.*.{name}" if reason in GENERAL_REASONS else f"{path}.{name}"] = reason
+        place = "engines" + path.count(".") * ".*" if reason in GENERAL_REASONS else path
+        missing[f"{place}.{name}"] = reason
     interval = answer.graph_bytes_interval
     return {
         "backend": answer.backend,
@@ -363,6 +386,23 @@ def _simulated(of: Simulated | None) -> dict[str, Any] | None:
     return values
 
 
+def _current(of: CurrentAnswer | None, path: str, missing: dict[str, str]) -> dict[str, Any] | None:
+    if of is None:
+        missing["engines.*.current"] = NOT_ASKED
+        return None
+    missing |= {f"{path}.{name}": reason for name, reason in of.absent.items()}
+    return {
+        "source": of.source,
+        "list": _list(of.list, f"{path}.list", missing),
+        "leave_it": of.leave_it,
+        "message": of.message,
+        "change": of.change,
+        "edits": list(of.edits),
+        "padding": of.padding,
+        "command": None if of.command is None else _launch(of.command),
+    }
+
+
 def _ratio(of: Ratio | None) -> dict[str, Any] | None:
     if of is None:
         return None
@@ -409,6 +449,10 @@ def _memory(of: KvBudget | None) -> dict[str, Any] | None:
             "changed": of.fraction_changed,
         },
     }
+
+
+def _launch(of: Flags) -> dict[str, Any]:
+    return {"args": list(of.args)} | ({"yaml": of.yaml} if of.yaml is not None else {})
 
 
 def _flags(flags: Flags | None) -> dict[str, Any] | None:

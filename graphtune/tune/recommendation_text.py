@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from graphtune.engines.base import Flags
 from graphtune.tune.bucket_worth import BucketWorth
 from graphtune.tune.kv_budget import KvBudget
-from graphtune.tune.recommendation import Caution, EngineAnswer, ListAnswer, Recommendation
+from graphtune.tune.recommendation import Caution, CurrentAnswer, EngineAnswer, ListAnswer, Recommendation
 from graphtune.units import format_bytes, format_duration_s, format_us
 
 WIDTH = 80
@@ -104,7 +104,8 @@ def _engine(answer: EngineAnswer) -> list[str]:
     lines = _wrapped(f"{NAMES.get(answer.engine, answer.engine)} {answer.version}: {answer.message}", hang="  ")
     if answer.decode is None:
         return lines
-    columns = [("recommended", answer.decode), ("engine default", answer.default), ("no graphs", answer.eager)]
+    running = ("current", answer.current.list) if answer.current is not None else ("engine default", answer.default)
+    columns = [("recommended", answer.decode), running, ("no graphs", answer.eager)]
     shown = [(title, of) for title, of in columns if of is not None]
     rows = (*ROWS, *(SERVED_ROWS if answer.load is None else TRACE_ROWS))
     lines.append("  " + " " * 16 + "".join(f"{title:>20}" for title, _ in shown))
@@ -115,9 +116,24 @@ def _engine(answer: EngineAnswer) -> list[str]:
     for words in (alternatives(answer), *bucket_words(answer)):
         if words:
             lines += _wrapped(words, indent="  ", hang="  ")
-    if answer.flags is not None:
+    if answer.current is not None:
+        lines += _current(answer.current)
+    decided = answer.current is not None and (answer.current.leave_it or answer.current.command is not None)
+    if answer.flags is not None and not decided:
         lines += flag_lines(answer.flags, WIDTH)
     return lines
+
+
+def _current(of: CurrentAnswer) -> list[str]:
+    """The advice, the changed flags, and the whole launch to paste."""
+    lines = _wrapped(of.message, indent="  ", hang="  ")
+    for edit in of.edits:
+        lines += _wrapped(edit, indent="  - ", hang="    ")
+    if of.command is None:
+        return lines if of.leave_it else [*lines, *_wrapped(of.absent["command"], indent="  ", hang="  ")]
+    if of.command.args:
+        lines += flag_lines(Flags(args=of.command.args), WIDTH)
+    return [*lines, *(flag_lines(Flags(yaml=of.command.yaml), WIDTH) if of.command.yaml else [])]
 
 
 def alternatives(answer: EngineAnswer) -> str:

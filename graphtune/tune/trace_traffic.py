@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from graphtune.engines.base import Engine, Padding
 from graphtune.errors import InputError
 from graphtune.tune.candidates import Candidate
+from graphtune.tune.current_launch import Current
 from graphtune.tune.engine_answer import answer_for, nothing_fits
 from graphtune.tune.limits import Budgets, too_little
 from graphtune.tune.measurements import Measurements
@@ -88,7 +89,7 @@ class Playback:
 
 
 def answer_for_trace(
-    engine: Engine, traffic: TraceTraffic, limits: Limits, of: Measurements
+    engine: Engine, traffic: TraceTraffic, limits: Limits, of: Measurements, current: Current | None = None
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     """As ``answer_for``, on the batches that the trace makes under the recommended list itself.
 
@@ -111,7 +112,7 @@ def answer_for_trace(
         workload = found.workload()
         if not workload.decode:
             raise InputError("no request of the trace generates more than one token", where="--workload")
-        answer, candidates = answer_for(engine, workload, limits, of, playback.judge(limits))
+        answer, candidates = answer_for(engine, workload, limits, of, judge=playback.judge(limits), current=current)
         answer = replace(answer, load=playback.load, overload=found.overload)
         if answer.decode is None or answer.memory is None:
             return answer, candidates
@@ -131,7 +132,7 @@ def not_simulated(traffic: Workload | TraceTraffic) -> Workload:
 
 
 def _with_simulations(answer: EngineAnswer, playback: Playback) -> EngineAnswer:
-    dispatch = answer.dispatch
+    dispatch, current = answer.dispatch, answer.current
     assert answer.decode is not None
     return replace(
         answer,
@@ -139,4 +140,5 @@ def _with_simulations(answer: EngineAnswer, playback: Playback) -> EngineAnswer:
         default=answer.default and playback.simulated(answer.default, dispatch.decode_by_default),
         eager=answer.eager and playback.simulated(answer.eager),
         runner_up=answer.runner_up and playback.simulated(answer.runner_up),
+        current=current and replace(current, list=playback.simulated(current.list, current.padding)),
     )
