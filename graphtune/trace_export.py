@@ -39,7 +39,7 @@ def trace_events(cells: Iterable[CellResult]) -> list[dict[str, Any]]:
     for number, (cell, line) in enumerate(stored, start=1):
         process = cell.cell.get("process", 1)
         execution = "replay" if line.execution == "graph" else line.execution
-        unit = "tokens" if line.phase == "prefill" else "requests"
+        unit = ("token" if line.phase == "prefill" else "request") + ("s" if line.size > 1 else "")
         title = f"{line.phase}, {line.size} {unit}, {line.context_tokens} KV tokens, {execution}, process {process}"
         events.append(_named("process_name", title, number))
         events += [_named("thread_name", "host calls", number, HOST), _named("thread_name", "kernels", number, DEVICE)]
