@@ -46,6 +46,14 @@ class PrefillAt:
 
 
 @dataclass(frozen=True)
+class CaptureLimit:
+    """Device bytes that a process may use, and those that its captures are expected to need at their peak."""
+
+    device_bytes: int
+    needed_bytes: int
+
+
+@dataclass(frozen=True)
 class Cell:
     """One process. It captures ``lists`` in turn and times ``latency`` while the first is live, or ``prefill_latency``
     when that is a prefill list. ``phase`` is the phase of the lists; a joint cell holds both.
@@ -54,7 +62,9 @@ class Cell:
     ``weights`` is a folder of safetensors, or null for random weights. ``process`` counts repeats (1, 2, ...).
     ``purpose`` is ``main``, ``control`` (a list measured again alone) or ``memory`` (lists captured for their memory
     alone; those of one size record what they ask of the allocator), or ``joint`` (two lists of different phases that
-    are captured one after the other into one pool, with nothing torn down in between).
+    are captured one after the other into one pool, with nothing torn down in between), or ``verify`` (a recommended
+    list captured for real).
+    With ``capture_limit`` nothing is captured where that would take the process beyond it.
     """
 
     model_name: str
@@ -75,6 +85,7 @@ class Cell:
     purpose: str = "main"
     process: int = 1
     prefill_latency: tuple[PrefillAt, ...] = ()
+    capture_limit: CaptureLimit | None = None
 
     @property
     def id(self) -> str:

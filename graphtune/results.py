@@ -343,9 +343,9 @@ class CellResult:
     log_path: str | None = None
     unmeasured: tuple[CaptureList, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+    timelines: tuple[Timeline, ...] = ()
 
     @property
     def purpose(self) -> str:
         """What the process was for, see ``plan.Cell``."""
         return str(self.cell.get("purpose", "main"))
-    timelines: tuple[Timeline, ...] = ()

@@ -8,7 +8,20 @@ import typer
 from typer.core import TyperGroup
 
 from graphtune import __version__
-from graphtune.cli import baseline, compare, doctor, lint, log, recipe, recommend, report, simulate, sweep, workload
+from graphtune.cli import (
+    baseline,
+    compare,
+    doctor,
+    lint,
+    log,
+    recipe,
+    recommend,
+    report,
+    simulate,
+    sweep,
+    verify,
+    workload,
+)
 from graphtune.errors import GraphtuneError
 
 
@@ -52,7 +65,7 @@ def graphtune(
     """
 
 
-for command in (recipe, sweep, recommend, simulate, workload, report, compare, baseline, log, lint, doctor):
+for command in (recipe, sweep, recommend, verify, simulate, workload, report, compare, baseline, log, lint, doctor):
     command.register(app)
 
 

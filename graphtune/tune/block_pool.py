@@ -100,7 +100,7 @@ class BlockPool:
         size = self.rules.rounded(requested)
         small = size <= self.rules.small_bytes
         free = self._free[small]
-        at = bisect_left(free, (size,), key=lambda entry: entry[0])
+        at = bisect_left(free, size, key=lambda entry: entry[0][0])
         block = free.pop(at)[1] if at < len(free) else self._segment(self.rules.segment_bytes(size), small)
         block.free = False
         rest = block.size - size

@@ -19,9 +19,6 @@ from graphtune.results import AllocationTrace, Capture, CapturedList, CaptureLis
 from graphtune.tune.block_pool import RULES, BlockPool, PoolRules
 from graphtune.units import MIB
 
-GRANULARITY_BYTES = 2 * MIB
-"""The step in which devices give memory: no figure is known more closely."""
-
 
 class Setting(NamedTuple):
     """What decides the requests of a size."""
@@ -154,8 +151,9 @@ class MemoryPredictor:
         torch_bytes = self.first_bytes(of) + round(self.growth_bytes(of) * fit.growth_factor)
         outside_bytes = round(outside.per_executable_bytes * sum(known[size].executables for size in of.sizes))
         total = torch_bytes + outside_bytes
-        below = -min((0, *fit.errors_bytes)) + outside.off_bytes + GRANULARITY_BYTES
-        above = max((0, *fit.errors_bytes)) + outside.off_bytes + GRANULARITY_BYTES
+        # Devices give memory in steps: no figure is known more closely.
+        below = -min((0, *fit.errors_bytes)) + outside.off_bytes + self.rules.segment_step_bytes
+        above = max((0, *fit.errors_bytes)) + outside.off_bytes + self.rules.segment_step_bytes
         peak = max(total, torch_bytes - played.torch_bytes + played.peak_bytes + outside_bytes)
         return Prediction(of, torch_bytes, outside_bytes, (max(0, total - below), total + above), peak)
 

@@ -141,7 +141,7 @@ def _run(cell: Cell, device_name: str, progress: Progress) -> tuple[Status, str 
     import torch
 
     from graphtune.worker.environment import launch_cost_us, read_environment
-    from graphtune.worker.memory import Ledger
+    from graphtune.worker.memory import Ledger, refusal
     from graphtune.worker.nvml import Gpu
 
     device = _device(device_name)
@@ -175,6 +175,8 @@ def _run(cell: Cell, device_name: str, progress: Progress) -> tuple[Status, str 
         environment = replace(environment, launch_cost_us=launch_cost_us())
     reached("eager_warmup")
     progress.phase_seconds["first_measurement"] = round(time.perf_counter() - STARTED, 4)
+    if refused := refusal(cell.capture_limit, ledger.marks[-1]):
+        return "oom", refused
     measurement = Measurement(cell, engine, ledger, gpu, progress.saved)
     progress.measurement = measurement
     measurement.run()

@@ -10,7 +10,9 @@ import time
 
 import torch
 
+from graphtune.plan import CaptureLimit
 from graphtune.results import Mark, MemoryLedger
+from graphtune.units import format_bytes
 from graphtune.worker.nvml import Gpu
 
 DISAGREEMENT_LIMIT_BYTES = 16 << 20
@@ -74,6 +76,20 @@ class Ledger:
         return MemoryLedger(
             tuple(self.marks), "nvml_process" if by_process else "nvml_device", disagreement, growth + disagreement
         )
+
+
+def refusal(limit: CaptureLimit | None, mark: Mark) -> str | None:
+    """Why captures that need what ``limit`` says must not begin at ``mark``; None when they may, or on a CPU."""
+    if limit is None or mark.free_delta_bytes is None:
+        return None
+    short = mark.free_delta_bytes + limit.needed_bytes - limit.device_bytes
+    if short <= 0:
+        return None
+    held, needed, allowed = map(format_bytes, (mark.free_delta_bytes, limit.needed_bytes, limit.device_bytes))
+    return (
+        f"nothing was captured: the process holds {held} and captures need {needed} at their peak, "
+        f"{format_bytes(short)} more than the {allowed} it may use"
+    )
 
 
 def second_reading(mark: Mark, by_process: bool) -> int:
