@@ -22,6 +22,7 @@ STORED = 20
 STEPS_IN_A_ROW = 4
 STEPS_OVERLAPPED = 9
 MAX_SAMPLES = 200
+PATIENT = 4
 DELAY_CYCLES = 600_000  # 0.3 ms at 2 GHz, longer than launching a graph takes
 
 
@@ -54,8 +55,8 @@ class Sampler:
     """Collects samples of one quantity and says when to stop. Disturbed samples are kept apart.
 
     ``noise``: standard deviation over mean at or below ``measure.noise`` with at least ``min_samples``. ``time``:
-    ``max_seconds`` of sampling spent, again with at least ``min_samples``, if need be disturbed ones. ``count``:
-    MAX_SAMPLES taken.
+    ``max_seconds`` of sampling spent, again with at least ``min_samples``; where disturbed ones are among them, only
+    after PATIENT times as long. ``count``: MAX_SAMPLES taken.
     """
 
     measure: Measure
@@ -78,7 +79,8 @@ class Sampler:
         if len(self.us) >= self._least and statistics.stdev(self.us) <= self.measure.noise * statistics.fmean(self.us):
             return "noise"
         taken = len(self.us) + len(self.disturbed_us)
-        if taken >= self._least and self.seconds >= self.measure.max_seconds:
+        patience = 1 if len(self.us) >= self._least else PATIENT
+        if taken >= self._least and self.seconds >= patience * self.measure.max_seconds:
             return "time"
         return "count" if taken >= MAX_SAMPLES else None
 
