@@ -216,7 +216,7 @@ def _sections(sweep: Sweep, answer: Recommendation | None) -> list[Section]:
     cells = sweep.cells
     decode, prefill = of_phase(cells, "decode"), of_phase(cells, "prefill")
     model = _model(decode)
-    measured = memory_model(decode)
+    measured = (memory_model(cells, "decode"), memory_model(cells, "prefill"))
     on_cpu = sweep.device == "cpu"
     shares = memory.divisions(answer) if answer else ()
     first = ledger.first_ledger(cells)
@@ -232,7 +232,7 @@ def _sections(sweep: Sweep, answer: Recommendation | None) -> list[Section]:
             "graphs",
             "Graph memory",
             (*_growth(decode, "decode"), *_growth(prefill, "prefill")),
-            _known(lists.list_totals(measured), lists.control_table(measured)),
+            _known(lists.list_totals(*measured), lists.control_table(*measured), lists.joint_table(cells, *measured)),
         ),
         Section("capture", "Capture time", tuple(map(capture.draw_capture_seconds, timed))),
         Section("why", "Host time" if on_cpu else "Why graphs help here", _why(decode, model)),
@@ -265,7 +265,7 @@ def _prefill_figures(cells: Sequence[CellResult]) -> tuple[Drawing, ...]:
         return ()
     drawings = [prefill_figure.draw_prefill_times(times, prefill_lists(cells))]
     if crossovers := prefill_figure.crossovers(times):
-        drawings.append(prefill_figure.draw_crossovers(crossovers))
+        drawings.append(prefill_figure.draw_crossovers(crossovers, prefill_figure.waste_cap(cells)))
     if launched := breaks.prefill_launches(cells):
         drawings.append(breaks.draw_prefill_launches(launched))
     return tuple(drawings)

@@ -22,6 +22,7 @@ from graphtune.results import (
     Mark,
     MemoryLedger,
     ModelFacts,
+    Phase,
     Point,
     Samples,
     Timeline,
@@ -496,10 +497,25 @@ def prefill_cell(process: int = 1, bias: float = 1.0) -> CellResult:
     return replace(made, cell={**made.cell, "phase": "prefill"})
 
 
+def joint_cell(*phases: Phase) -> CellResult:
+    """A decode and a prefill list in one pool: the second one finds most of what it needs there."""
+    lists = {
+        "decode": CaptureList("sglang", "decode", "full", SGLANG_LIST),
+        "prefill": CaptureList("sglang", "prefill", "breakable", PREFILL_LIST),
+    }
+    first = {"decode": 90 * MIB, "prefill": 800 * MIB}
+    captured = [
+        captured_list(lists[phase], first_bytes=first[phase] if index == 0 else 20 * MIB, position=index + 1)
+        for index, phase in enumerate(phases)
+    ]
+    return cell_result(captured, [], purpose="joint", with_ledger=False)
+
+
 def both_phases_sweep(path: Path = Path("reports/synthetic-8b-nvidia-h200")) -> Sweep:
-    """The rich decode sweep, and prefill measured by two processes."""
+    """The rich decode sweep, prefill measured by two processes, and both phases in one pool in either order."""
     of = h200_sweep(path)
-    return replace(of, cells=(*of.cells, prefill_cell(1), prefill_cell(2, 1.006)))
+    joint = (joint_cell("decode", "prefill"), joint_cell("prefill", "decode"))
+    return replace(of, cells=(*of.cells, prefill_cell(1), prefill_cell(2, 1.006), *joint))
 
 
 def cpu_sweep(path: Path = Path("reports/synthetic-tiny-cpu")) -> Sweep:

@@ -158,7 +158,7 @@ def test_lists_show_which_bytes_were_measured_and_which_composed() -> None:
     cell = replace(first, captured_lists=(shared, per_size))
     totals = lists.list_totals(memory_model([cell]))
     assert totals is not None
-    assert [row[6] for row in totals.table.rows] == ["measured", "composed"]
+    assert [row[7] for row in totals.table.rows] == ["measured", "composed"]
     _, curves = memory.growths([cell]) or ("", ())
     kept = {curve.setting: curve.kept_bytes for curve in curves}
     assert kept["both shared, descending"] == 0 and kept["both per size, descending"] == 46 * MIB

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphtune.figures.breaks import draw_prefill_launches, prefill_launches
+from graphtune.figures.lists import joint_table, list_totals
 from graphtune.figures.phases import of_phase
 from graphtune.figures.prefill import PrefillTimes, crossovers, draw_crossovers, prefill_curves, prefill_times
 from graphtune.figures.shown_lists import ShownList, decode_lists, joined, prefill_lists
 from graphtune.figures.traffic import decode_traffic, draw_traffic, prefill_traffic
 from graphtune.report import page, render
 from graphtune.stats import combined_us
+from graphtune.tune.memory_model import memory_model
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.workload import PrefillShare
 from tests.synthetic import PREFILL_LIST, both_phases_sweep, cpu_sweep, h200_sweep, prefill_cell, small_sweep
@@ -101,6 +103,27 @@ def test_launches_of_a_breakable_step_are_told_apart() -> None:
     drawn = draw_prefill_launches(tuple(rows.values()))
     assert "takes 427 calls of the host, a breakable replay 129" in drawn.says
     assert drawn.table.rows[1][:7] == ("64", "breakable", "427", "331", "96", "33", "129")
+
+
+def test_both_phases_in_one_pool_stand_beside_each_alone() -> None:
+    cells = both_phases_sweep().cells
+    models = (memory_model(cells, "decode"), memory_model(cells, "prefill"))
+    found = joint_table(cells, *models)
+    assert found is not None
+    decode = 90 + 35
+    assert [row[0] for row in found.table.rows] == [
+        "decode sglang then prefill sglang",
+        "prefill sglang then decode sglang",
+    ]
+    totals = list_totals(*models)
+    assert totals is not None and {row[1] for row in totals.table.rows} == {"decode", "prefill"}
+    alone = {row[1]: row[4] for row in totals.table.rows if row[0] == "sglang" and row[2] == "both shared, descending"}
+    assert alone["decode"] == f"{decode:.1f}"
+    assert found.table.rows[0][1] == alone["decode"] and float(found.table.rows[0][5]) > 0
+    assert float(found.table.rows[0][4].replace(",", "")) == pytest.approx(
+        decode + float(alone["prefill"].replace(",", ""))
+    )
+    assert joint_table(h200_sweep().cells, *models) is None
 
 
 def test_prefill_lists_are_those_of_engines() -> None:

@@ -175,6 +175,7 @@ def _inline(svg: str, title: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*"', "<g", body)
     body = re.sub(r"(\d\.\d\d)\d+", r"\1", body)
+    body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d)\d+|\n", r"\1", path[0]), body)
     body = re.sub(r" font-family: [^;\"]+;| transform=\"rotate\(-0 [^\"]*\"", "", body)
     body = re.sub(r">\s+<", "><", body)
     for role, placeholder in PLACEHOLDERS.items():
@@ -198,6 +199,12 @@ def request_axis(axes: Axes, sizes: Sequence[int], *, narrow: bool) -> None:
     axes.set_xlabel("requests")
 
 
+def upright(places: Sequence[float], low: float, high: float) -> tuple[list[float], list[float]]:
+    """Upright lines from ``low`` to ``high`` at some places, as one broken line: a single shape on the page."""
+    gap = float("nan")
+    return [x for place in places for x in (place, place, gap)], [low, high, gap] * len(places)
+
+
 def quiet_grid(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
     """Grid lines along one axis only."""
     axes.grid(False)
@@ -219,13 +226,17 @@ def mib(size_bytes: float | None) -> str:
     return f"{size:.2f}" if abs(size) >= 0.1 else f"{size:.2g}"
 
 
-def phase_words(of: CaptureList) -> str:
-    """``decode``, or ``prefill, breakable``: the backend where there are several."""
-    return of.phase if of.backend == "full" and of.phase == "decode" else f"{of.phase}, {of.backend}"
-
-
 def setting_words(of: CaptureList) -> str:
-    """``output shared, workspace shared, descending``, shortened where both are the same."""
+    """``output shared, workspace shared, descending``, shortened where both are the same.
+
+    The backend is named where it is not the phase's own.
+    """
+    usual = "full" if of.phase == "decode" else "breakable"
+    words = _sharing_words(of)
+    return words if of.backend == usual else f"{of.backend}, {words}"
+
+
+def _sharing_words(of: CaptureList) -> str:
     shared = of.output.replace("_", " ")
     if of.output == of.workspace:
         return f"both {shared}, {of.order}"

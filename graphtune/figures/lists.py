@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from graphtune.figures.base import Column, NamedTable, Table, mib, phase_words, setting_words
+from graphtune.figures.base import Column, NamedTable, Table, mib, setting_words
 from graphtune.results import CapturedList, CellResult, GateCheck
 from graphtune.tune.memory_model import ListKey, MeasuredList, MemoryModel, key_of
 
 
-def list_totals(memory: MemoryModel) -> NamedTable | None:
-    """Bytes and seconds of every list that was captured whole."""
-    if not memory.lists:
+def list_totals(*models: MemoryModel) -> NamedTable | None:
+    """Bytes and seconds of every list that was captured whole; a model for each phase."""
+    measured = [one for memory in models for one in memory.lists]
+    if not measured:
         return None
     columns = (
         Column("list", numeric=False),
+        Column("phase", numeric=False),
         Column("setting", numeric=False),
         Column("graphs"),
         Column("graph memory, MiB"),
@@ -27,7 +29,7 @@ def list_totals(memory: MemoryModel) -> NamedTable | None:
         Column("capture, s, mean"),
         Column("processes"),
     )
-    ordered = sorted(memory.lists, key=lambda one: (one.list.name, one.largest_bytes))
+    ordered = sorted(measured, key=lambda one: (one.list.phase, one.list.name, one.largest_bytes))
     says = (
         "Device bytes after all captures minus before the first, the most that any process read. Torch's part is read "
         "for every list. The rest, graph executables, shows only in the first list of a process, because the driver "
@@ -41,6 +43,7 @@ def _total_row(one: MeasuredList) -> tuple[str, ...]:
     count = len(one.list.sizes)
     return (
         one.list.name,
+        one.list.phase,
         setting_words(one.list),
         f"{count}",
         mib(one.largest_bytes),
@@ -54,12 +57,14 @@ def _total_row(one: MeasuredList) -> tuple[str, ...]:
     )
 
 
-def control_table(memory: MemoryModel) -> NamedTable | None:
+def control_table(*models: MemoryModel) -> NamedTable | None:
     """Lists measured again alone, with the difference; None without controls."""
-    if not memory.controls:
+    controls = [one for memory in models for one in memory.controls]
+    if not controls:
         return None
     columns = (
         Column("list", numeric=False),
+        Column("phase", numeric=False),
         Column("setting", numeric=False),
         Column("after others, MiB"),
         Column("outside torch there", numeric=False),
@@ -69,19 +74,52 @@ def control_table(memory: MemoryModel) -> NamedTable | None:
     rows = tuple(
         (
             one.list.name,
+            one.list.phase,
             setting_words(one.list),
             mib(one.shared_bytes),
             "composed" if one.shared_composed else "measured",
             mib(one.alone_bytes),
             ("+" if one.difference_bytes > 0 else "") + mib(one.difference_bytes),
         )
-        for one in memory.controls
+        for one in controls
     )
     says = (
         "Lists captured again alone in a fresh process, where all of their bytes show. The difference is what is wrong "
         "with capturing lists in turn and composing their bytes."
     )
     return NamedTable("Controls", says, Table(columns, rows))
+
+
+def joint_table(cells: Iterable[CellResult], *models: MemoryModel) -> NamedTable | None:
+    """Lists of both phases captured one after the other into one pool; None where none were."""
+    alone = {key_of(one.list): one.largest_bytes for memory in models for one in memory.lists}
+    rows = []
+    for cell in cells:
+        sizes = [of.graph_bytes for of in cell.captured_lists]
+        if cell.purpose != "joint" or len(sizes) < 2 or None in sizes:
+            continue
+        known = [size for size in sizes if size is not None]
+        apart = [alone.get(key_of(of.list)) for of in cell.captured_lists]
+        total = sum(size for size in apart if size is not None) if None not in apart else None
+        rows.append(
+            (
+                " then ".join(f"{of.list.phase} {of.list.name}" for of in cell.captured_lists),
+                mib(known[0]),
+                mib(sum(known[1:])),
+                mib(sum(known)),
+                mib(total),
+                mib(None if total is None else total - sum(known)),
+            )
+        )
+    if not rows:
+        return None
+    columns = ("first, MiB", "second, MiB", "together, MiB", "each alone, MiB", "saved, MiB")
+    says = (
+        "A server captures both phases into one pool. Here both lists were, one after the other with nothing torn down "
+        "in between; the second one uses what the first left in the pool. Alone is each list in a pool of its own."
+    )
+    table = Table((Column("captured", numeric=False), *map(Column, columns)), tuple(rows))
+    return NamedTable("Both phases in one pool", says, table)
 
 
 def gate_tables(cells: Iterable[CellResult]) -> tuple[NamedTable, ...]:
@@ -114,7 +152,7 @@ def gate_tables(cells: Iterable[CellResult]) -> tuple[NamedTable, ...]:
     failures = [
         (
             of.list.name,
-            phase_words(of.list),
+            of.list.phase,
             setting_words(of.list),
             f"{check.size}",
             check.reason or "no reason stored",
@@ -156,7 +194,7 @@ def _gate_row(same: list[CapturedList]) -> tuple[str, ...]:
     errors = [check.error_at_raw for check in everything if check.error_at_raw is not None]
     return (
         of.name,
-        phase_words(of),
+        of.phase,
         setting_words(of),
         f"{sum(all(c.passed for c in checked) for checked in checks.values())} of {len(of.sizes)}",
         f"{sum(all(c.equal_at_padded is True for c in checked) for checked in checks.values())}",

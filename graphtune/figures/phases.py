@@ -9,7 +9,10 @@ from graphtune.results import CellResult, Phase
 
 
 def of_phase(cells: Iterable[CellResult], phase: Phase) -> tuple[CellResult, ...]:
-    """The cells with only what they captured and timed in one phase; those that captured for memory alone left out."""
+    """The cells with only what they captured and timed in one phase.
+
+    Left out are cells that captured for memory alone, or lists of both phases into one pool.
+    """
     return tuple(
         replace(
             cell,
@@ -19,5 +22,5 @@ def of_phase(cells: Iterable[CellResult], phase: Phase) -> tuple[CellResult, ...
             timelines=tuple(line for line in cell.timelines if line.phase == phase),
         )
         for cell in cells
-        if cell.cell.get("purpose") != "memory"
+        if cell.purpose in ("main", "control")
     )

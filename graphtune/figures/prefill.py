@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 ZOOM_TOKENS = 512
 LIST_ROLES: tuple[Role, ...] = ("c1", "c3", "c4", "c5", "c6")
 BACKEND_ROLES: dict[str, Role] = {"breakable": "c1", "full": "c3"}
-FIXED_FACTOR = 2.0
-"""Padded over real tokens up to which a prefill graph is replayed where nobody measured: SGLang's rule."""
+WASTE_CAP = 2.0
+"""Padded over real tokens up to which engines replay a prefill where nobody measured: SGLang's rule."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,13 @@ def _paying_from(times: PrefillTimes, backend: str, bucket: int) -> tuple[float 
     return float(ordered[-1]), True
 
 
-def draw_crossovers(data: Sequence[Crossover]) -> Drawing:
+def waste_cap(cells: Iterable[CellResult]) -> float:
+    """The factor that the sweep's prefill lists were captured with."""
+    caps = [of.list.waste_cap for cell in cells for of in cell.captured_lists if of.list.waste_cap is not None]
+    return caps[0] if caps else WASTE_CAP
+
+
+def draw_crossovers(data: Sequence[Crossover], cap: float = WASTE_CAP) -> Drawing:
     backends = list(dict.fromkeys(one.backend for one in data))
     sizes = [one.bucket for one in data]
 
@@ -158,9 +164,7 @@ def draw_crossovers(data: Sequence[Crossover]) -> Drawing:
             if not one.to_the_end:
                 axes.plot(at, one.from_tokens, "o", color=color(role), markersize=4)
         ends = (min(sizes), max(sizes))
-        axes.plot(
-            ends, [size / FIXED_FACTOR for size in ends], color=color("muted"), linewidth=1.4, linestyle=(0, (4, 2))
-        )
+        axes.plot(ends, [size / cap for size in ends], color=color("muted"), linewidth=1.4, linestyle=(0, (4, 2)))
         axes.set_yscale("log", base=2)
         request_axis(axes, sizes, narrow=narrow)
         axes.yaxis.set_major_formatter(axes.xaxis.get_major_formatter())
@@ -181,7 +185,7 @@ def draw_crossovers(data: Sequence[Crossover]) -> Drawing:
     if never:
         says += f"{len(never)} of {len(data)} buckets do not pay even when full (crosses). "
     says += (
-        f"The dashed line is a fixed factor of {FIXED_FACTOR:g}. Below the sizes measured in a bucket, its replay "
+        f"The dashed line is the fixed waste cap of {cap:g}. Below the sizes measured in a bucket, its replay "
         "counts as at the smallest of them."
     )
     columns = (
@@ -198,7 +202,7 @@ def draw_crossovers(data: Sequence[Crossover]) -> Drawing:
     keys = [Key(f"{name} replay beats eager", BACKEND_ROLES.get(name, "c4")) for name in backends]
     if never:
         keys.append(Key("does not pay", "c2", "cross"))
-    keys.append(Key(f"fixed factor of {FIXED_FACTOR:g}", "muted", "dash"))
+    keys.append(Key(f"waste cap of {cap:g}", "muted", "dash"))
     return drawing("prefill-crossover", "Where a padded replay stops paying", says, draw, table, keys, (360, 330))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphtune.figures.base import Column, Drawing, Key, Role, Table, color, drawing, quiet_grid
+from graphtune.figures.base import Column, Drawing, Key, Role, Table, color, drawing, quiet_grid, upright
 from graphtune.figures.shown_lists import ShownList
 from graphtune.results import Phase
 from graphtune.tune.workload import Workload
@@ -62,19 +62,19 @@ def draw_traffic(data: Traffic) -> Drawing:
             histogram, marks = figure.subplots(), None
         quiet_grid(histogram)
         for of in data.lists[:1]:
-            for size in of.sizes:
-                histogram.axvline(size, color=color("c1"), linewidth=0.7, alpha=0.55)
+            lines = upright(of.sizes, 0.0, 100.0)
+            histogram.plot(*lines, color=color("c1"), linewidth=0.7, alpha=0.55)
         at, heights = _outline(data.shares)
         histogram.fill_between(at, heights, step="post", color=color("soft"), linewidth=0)
         histogram.step(at, heights, where="post", color=color("muted"), linewidth=1)
-        histogram.set_ylim(0)
+        histogram.set_ylim(0, max(heights) * 1.08)
         histogram.set_xlim(0, top + 1)
         histogram.set_ylabel("% of steps")
         if marks is not None:
             marks.grid(False)
             for row, (of, role) in enumerate(zip(data.lists, LIST_ROLES, strict=False)):
                 shown = [size for size in of.sizes if size <= top]
-                marks.eventplot(shown, lineoffsets=row, linelengths=0.66, linewidths=1.4, colors=color(role))
+                marks.plot(*upright(shown, row - 0.33, row + 0.33), color=color(role), linewidth=1.4)
             marks.set_yticks([])
             marks.set_ylim(rows - 0.4, -0.6)
         (marks if marks is not None else histogram).set_xlabel(data.unit)
