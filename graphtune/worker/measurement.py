@@ -209,7 +209,8 @@ class Measurement:
                     )
                 )
                 previous = mark
-                self.saved(f"capture {runner.list.name}", done, total)
+                if self.cell.purpose != "memory":  # many short lists: it is enough to save each when it is done
+                    self.saved(f"capture {runner.list.name}", done, total)
         return captures
 
 
