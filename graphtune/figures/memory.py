@@ -163,6 +163,7 @@ def draw_growths(name: str, curves: Sequence[Growth], phase: Phase = "decode") -
             if peaks:
                 axes.plot(*zip(*peaks, strict=True), color=color(role), linewidth=1.2, linestyle=(0, (1, 2)))
         axes.set_xlim(1, max(2, max(len(curve.sizes) for curve in curves)))
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(0)
         axes.set_xlabel("captures done")
         axes.set_ylabel(f"graph memory, {word}")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ZOOM_KERNELS = 24
 """Kernels of the eager step that the lower panel shows."""
-LEAST_GAP = 1 / 2000
-"""Gaps below this share of the panel are less than half a pixel and are not drawn."""
+PIXEL = 1 / 1000
+"""Share of a panel: gaps below half of it are not drawn, and no span is drawn shorter, so that one launch is seen."""
 NAME_LETTERS = 72
 
 Spans = Sequence[tuple[float, float]]
@@ -135,7 +135,8 @@ def _panel(axes: Axes, pair: Pair, window: tuple[float, float]) -> None:
         )
         for what, role, spans in rows:
             shown = [(start, length) for start, length in spans if start + length >= low and start <= high]
-            _bars(axes, len(labels), merged(shown, (high - low) * LEAST_GAP), color(role))
+            pixel = (high - low) * PIXEL
+            _bars(axes, len(labels), [(at, max(length, pixel)) for at, length in merged(shown, pixel / 2)], color(role))
             labels.append(f"{name}, {what}")
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
