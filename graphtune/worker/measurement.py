@@ -181,6 +181,8 @@ class Measurement:
         with ExitStack() as stack, timed(self.seconds, "capture"):
             sampler = stack.enter_context(PeakSampler(self.gpu)) if self.gpu else None
             used_before = self.gpu.used_bytes() if self.gpu else 0
+            # The same in every process and under every order: once is enough.
+            tells_kernels = index == 0 and self.cell.purpose == "main" and self.cell.process == 1
             alone = self.cell.purpose == "memory" and total == 1
             recorder = allocation_recorder(backend) if alone else None
             for done, (size, outcome) in enumerate(runner.capture(), start=1):
@@ -206,6 +208,7 @@ class Measurement:
                         segments=outcome.segments,
                         key=str(size),
                         trace=trace,
+                        kernels=backend.kernels(ShapeKey(size)) if tells_kernels else None,
                     )
                 )
                 previous = mark

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from graphtune.results import KernelCount
 from graphtune.worker.graphs.shape_key import ShapeKey
 
 Forward = Callable[[], torch.Tensor]
@@ -96,6 +97,10 @@ class GraphBackend(ABC):
         Empty where the mechanism cannot tell: a CUDA graph does not say which addresses it reads.
         """
         return ()
+
+    def kernels(self, key: ShapeKey) -> tuple[KernelCount, ...] | None:
+        """What the recording of ``key`` runs, by name, most nodes first; None where the mechanism cannot tell."""
+        return None
 
     @abstractmethod
     def pool_bytes(self) -> int:

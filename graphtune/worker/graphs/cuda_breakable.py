@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
-from graphtune.results import Sharing
+from graphtune.results import KernelCount, Sharing
 from graphtune.worker.graphs.alias import alias
 from graphtune.worker.graphs.backend import CaptureError, Forward, collector_frozen
 from graphtune.worker.graphs.breakable import BreakableBackend, Segmented
 from graphtune.worker.graphs.breaks import Cutter, cutting
+from graphtune.worker.graphs.contents import driver_bindings, kernel_counts
 from graphtune.worker.graphs.failure import explain, first_line
 from graphtune.worker.graphs.full import node_count
+from graphtune.worker.graphs.shape_key import ShapeKey
 
 
 class CudaBreakable(BreakableBackend):
@@ -79,6 +81,11 @@ class CudaBreakable(BreakableBackend):
         nodes = None if None in counts else sum(count for count in counts if count is not None)
         recorded = Segmented(tuple(cutter.segments), tuple(cutter.breaks), output, nodes)
         return recorded, time.perf_counter() - started
+
+    def kernels(self, key: ShapeKey) -> tuple[KernelCount, ...] | None:
+        segments = self._recorded[key].segments
+        graphs = [segment.graph.raw_cuda_graph() for segment in segments if isinstance(segment, _CudaSegment)]
+        return kernel_counts(graphs, driver_bindings())
 
     def pool_bytes(self) -> int:
         segments = (segment for pool in self._pools for segment in torch.cuda.memory_snapshot(mempool_id=pool))

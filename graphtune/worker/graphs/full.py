@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graphtune.results import Sharing
+from graphtune.results import KernelCount, Sharing
 from graphtune.worker.graphs.alias import alias
 from graphtune.worker.graphs.backend import (
     WARMUPS,
@@ -20,6 +20,7 @@ from graphtune.worker.graphs.backend import (
     GraphBackend,
     collector_frozen,
 )
+from graphtune.worker.graphs.contents import driver_bindings, kernel_counts
 from graphtune.worker.graphs.failure import explain, first_line
 from graphtune.worker.graphs.shape_key import ShapeKey
 
@@ -130,6 +131,9 @@ class FullBackend(GraphBackend):
     def replay(self, key: ShapeKey) -> torch.Tensor:
         self._graphs[key].replay()
         return self._outputs[key]
+
+    def kernels(self, key: ShapeKey) -> tuple[KernelCount, ...] | None:
+        return kernel_counts([self._graphs[key].raw_cuda_graph()], driver_bindings())
 
     def pool_bytes(self) -> int:
         segments = (segment for pool in self._pools for segment in torch.cuda.memory_snapshot(mempool_id=pool))

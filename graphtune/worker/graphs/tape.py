@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,10 @@ class Tape:
     def nodes(self) -> int:
         """Operations per replay; views and allocations are none."""
         return len(self.recording.entries)
+
+    def operations(self) -> Counter[str]:
+        """Operations per replay by name."""
+        return Counter(str(entry.call) for entry in self.recording.entries)
 
     @property
     def externals(self) -> tuple[Outside, ...]:

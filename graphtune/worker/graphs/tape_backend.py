@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from graphtune.results import Sharing
+from graphtune.results import KernelCount, Sharing
 from graphtune.worker.graphs.backend import WARMUPS, CaptureTiming, Forward, GraphBackend, collector_frozen
+from graphtune.worker.graphs.contents import counted
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.graphs.tape import Tape, record
 from graphtune.worker.graphs.tape_pool import BytePool
@@ -84,6 +85,9 @@ class TapeBackend(GraphBackend):
         if not self._pools:
             raise RuntimeError("there is no pool before capture_session()")
         return self._pools[-1]
+
+    def kernels(self, key: ShapeKey) -> tuple[KernelCount, ...]:
+        return counted(self._tapes[key].operations())
 
     def pool_bytes(self) -> int:
         return sum(pool.bytes() for pool in self._pools)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
 
-from graphtune.results import Sharing
+from graphtune.results import KernelCount, Sharing
 from graphtune.worker.graphs.backend import Forward, collector_frozen
 from graphtune.worker.graphs.breakable import BreakableBackend, Segmented
 from graphtune.worker.graphs.breaks import Cutter, cutting
+from graphtune.worker.graphs.contents import counted
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.graphs.tape import Tape, make_recorder, record_with, tensors_of
 from graphtune.worker.graphs.tape_pool import BytePool
@@ -78,6 +80,10 @@ class TapeBreakable(BreakableBackend):
         if not self._pools:
             raise RuntimeError("there is no pool before capture_session()")
         return self._pools[-1]
+
+    def kernels(self, key: ShapeKey) -> tuple[KernelCount, ...]:
+        tapes = [segment for segment in self._recorded[key].segments if isinstance(segment, Tape)]
+        return counted(sum((tape.operations() for tape in tapes), Counter()))
 
     def pool_bytes(self) -> int:
         return sum(pool.bytes() for pool in self._pools)
