@@ -16,8 +16,9 @@ def describe(cell: Cell) -> str:
     """One line for a person: what the process captures and times."""
     if cell.purpose == "memory":
         alone = sum(len(one.sizes) == 1 for one in cell.lists)
-        return f"memory of {cell.lists[0].phase}: {alone} sizes alone and {len(cell.lists) - alone} random lists"
-    names = ", ".join(dict.fromkeys(f"{_phase(one)}{one.name}" for one in cell.lists))
+        kind = f"{cell.lists[0].phase}{_backend(cell.lists[0])}"
+        return f"memory of {kind}: {alone} sizes alone and {len(cell.lists) - alone} random lists"
+    names = ", ".join(dict.fromkeys(_name(one) for one in cell.lists))
     captures = sum(len(one.sizes) for one in cell.lists)
     points = sum(len(at.sizes) * len(at.executions) for at in cell.latency)
     points += sum(len(at.tokens) * len(at.executions) for at in cell.prefill_latency)
@@ -31,8 +32,13 @@ def _settings_count(lists: tuple[CaptureList, ...]) -> str:
     return f" under {len({_setting(one) for one in lists})} settings"
 
 
-def _phase(one: CaptureList) -> str:
-    return "" if one.phase == "decode" else f"{one.phase} "
+def _name(one: CaptureList) -> str:
+    return one.name if one.phase == "decode" else f"{one.phase}{_backend(one)} {one.name}"
+
+
+def _backend(one: CaptureList) -> str:
+    """The backend in words, where the phase has another one that is usual."""
+    return "" if one.backend == {"decode": "full", "prefill": "breakable"}[one.phase] else f" {one.backend}"
 
 
 def plan_lines(

@@ -64,7 +64,8 @@ def plan_sweep(
         prefill_cells = prefill.cells(template, processes or recipe.processes)
         if decode is not None:
             prefill_cells += joint_cells(template, decode.first_list(), prefill.first_list())
-        cells += prefill_cells
+        # Round by round: what changes while a sweep runs reaches every cell.
+        cells = sorted([*cells, *prefill_cells], key=lambda cell: (cell.purpose != "main", cell.process))
     if recipe.memory is not None:
         cells += memory_cells(cells, recipe.memory, loaded.sha)
     return Plan(recipe.name, device, tuple(cells), skips, tuple(notes))

@@ -58,11 +58,11 @@ def test_a_sweep_prints_its_folder_and_exits_0(fake: Path, tmp_path: Path) -> No
     out = tmp_path / "out"
     done = run("sweep", QUICKSTART, "--device", "cpu", "--out", out)
     assert (done.exit_code, done.stdout) == (0, f"{out}\n")
-    assert "2 cells measured." in done.stderr
-    assert "[1/2] process 1: dense, 4 captures, 8 step times" in done.stderr
+    assert "5 cells measured." in done.stderr
+    assert "[1/5] process 1: dense, 4 captures, 8 step times" in done.stderr
     assert read_sweep(out).model_name == "tiny-llama"
     again = run("sweep", QUICKSTART, "--device", "cpu", "--out", out)
-    assert "0 cells measured, 2 from before." in again.stderr
+    assert "0 cells measured, 5 from before." in again.stderr
 
 
 def test_the_default_folder_is_named_after_recipe_and_device(
@@ -86,9 +86,9 @@ def test_rounds_overrides_and_budget_reach_the_sweep(fake: Path, tmp_path: Path)
     options = ("--device", "cpu", "--out", out, "--set", "measure.min_samples=3")
     done = run("sweep", QUICKSTART, *options, "--rounds", 3, "--time-budget", "0s")
     assert done.exit_code == 0
-    assert "1 cells measured, 5 left when the time budget was used up" in done.stderr
+    assert "1 cells measured, 10 left when the time budget was used up" in done.stderr
     assert read_sweep(out).cells[0].cell["measure"]["min_samples"] == 3
-    assert "5 cells measured, 1 from before." in run("sweep", QUICKSTART, *options, "--rounds", 3).stderr
+    assert "10 cells measured, 1 from before." in run("sweep", QUICKSTART, *options, "--rounds", 3).stderr
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,13 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     shown = run("sweep", QUICKSTART, "--device", "cpu", "--out", out, "--dry-run")
     assert shown.exit_code == 0
-    assert "2 processes, about" in shown.stdout
+    assert "5 processes, about" in shown.stdout
     assert "MiB" in shown.stdout
     assert "context 64: 4 sizes, graph and eager" in shown.stdout
+    assert "prefill of 1 request: 8 sizes, graph and eager" in shown.stdout
     assert not out.exists()
     plan = json.loads(run("sweep", QUICKSTART, "--device", "cpu", "--dry-run", "--json").stdout)
-    assert [cell["purpose"] for cell in plan["cells"]] == ["main", "main"]
+    assert [cell["purpose"] for cell in plan["cells"]] == ["main", "main", "main", "joint", "joint"]
     assert all(cell["expected_s"] > 0 and cell["expected_bytes"] > 0 for cell in plan["cells"])
 
 

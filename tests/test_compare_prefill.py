@@ -48,9 +48,11 @@ def both_phases(factor: float = 1.0, *, torch_bytes: int = 40 * MIB, joint_bytes
         cells.append(cell_result([prefill_list()], points, process=process))
         decode = captured_list(CaptureList("main", "decode", "full", (1, 8)))
         cells.append(cell_result([decode], [point(8, 1024, "graph", 800 * noise)], process=process))
-    joint = captured_list(CaptureList("main", "decode", "full", (1, 8)), each_bytes=joint_bytes)
+    joint = captured_list(CaptureList("main", "decode", "full", (1, 8)), each_bytes=joint_bytes, position=2)
+    first = captured_list(CaptureList("main", "decode", "full", (1, 8)), each_bytes=70 * MIB)
     memory = replace(prefill_list(sizes=(64,)), graph_bytes=None, torch_bytes=torch_bytes)
     cells.append(of_purpose(cell_result([prefill_list(), joint], []), "joint"))
+    cells.append(of_purpose(cell_result([first, replace(prefill_list(), position_in_process=2)], []), "joint"))
     cells.append(of_purpose(cell_result([memory], []), "memory"))
     return sweep(cells)
 
@@ -99,7 +101,7 @@ def test_backends_are_named_where_a_phase_has_several() -> None:
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
-        ({"joint_bytes": 60 * MIB}, "decode graph_bytes, main 2 to 8, in one pool with the other phase"),
+        ({"joint_bytes": 60 * MIB}, "decode graph_bytes, main 2 to 8, after the other phase in one pool"),
         ({"torch_bytes": 80 * MIB}, "prefill torch_bytes, sglang 1 to 64, for memory alone"),
     ],
 )
@@ -110,7 +112,10 @@ def test_bytes_of_both_lists_together_and_of_lists_captured_for_memory_are_rows_
     differing = [row.name for row in comparison.rows if row.verdict != "same"]
     assert name in differing
     assert all(
-        word in ("joint", "memory") for row in comparison.rows if row.verdict != "same" for word in [row.what.purpose]
+        word in ("joint second", "memory")
+        for row in comparison.rows
+        if row.verdict != "same"
+        for word in [row.what.purpose]
     )
 
 

@@ -16,8 +16,9 @@ FailOn = Literal["slower", "memory", "any", "none"]
 KINDS: tuple[Kind, ...] = ("time", "capture", "memory")
 UNITS: dict[Kind, str] = {"time": "us", "capture": "s", "memory": "bytes"}
 VERDICTS: tuple[Verdict, ...] = ("slower", "larger", "faster", "smaller", "same", "undecided", "missing")
-PURPOSES = ("main", "joint", "memory")
-"""Cells that are compared. Controls are not: they run alone in a process, which other captures do not."""
+PURPOSES = ("main", "joint first", "joint second", "memory")
+"""What lists that are compared were captured for. Controls are not compared: they run alone in a process, which other
+captures do not."""
 WORSE: tuple[Verdict, ...] = ("slower", "larger")
 BETTER: tuple[Verdict, ...] = ("faster", "smaller")
 
@@ -29,7 +30,8 @@ class What:
     Points (kind ``time``) carry sizes, context and execution, those of prefill the number of requests too; captured
     lists carry their sizes and settings; figures of the loaded model (weights, workspace) carry neither. The name of a
     list is no part of it: its sizes are. ``purpose`` tells how a list was captured: ``main`` (first in its process or
-    after others were torn down), ``joint`` (into one pool with the other phase's), ``memory`` (for its bytes alone).
+    after others were torn down), ``joint first`` and ``joint second`` (into one pool with the other phase's) or
+    ``memory`` (for its bytes alone).
     """
 
     kind: Kind

@@ -7,14 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from graphtune.compare.model import PURPOSES, What
+from graphtune.compare.model import What
 from graphtune.results import CapturedList, CellResult, Point, Samples
 from graphtune.stats import Time, median_us
 
 TIMES: tuple[Time, ...] = ("step_us", "gpu_us")
 """Compared unless asked otherwise: what a server pays per step, and the device's part of it."""
 LIST_BYTES = ("graph_bytes", "peak_bytes")
-WORDS = {"joint": "in one pool with the other phase", "memory": "for memory alone"}
+JOINT = ("joint first", "joint second")
+WORDS = {
+    "joint first": "before the other phase in one pool",
+    "joint second": "after the other phase in one pool",
+    "memory": "for memory alone",
+}
 MODEL_BYTES = ("weights_bytes", "workspace_bytes", "static_buffer_bytes")
 
 
@@ -40,7 +45,7 @@ def observe(cells: Iterable[CellResult], times: Sequence[Time] = TIMES) -> dict[
     found: dict[What, Observation] = defaultdict(Observation)
     values: dict[What, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
-        if _purpose(cell) not in PURPOSES:
+        if _purpose(cell) == "control":
             continue
         process = int(cell.cell.get("process", 1))
         for what, value, flagged, failure, label in _readings(cell, times):
@@ -65,7 +70,7 @@ def _readings(cell: CellResult, times: Sequence[Time]) -> Iterator[_Reading]:
         yield from _point(point, page, times)
     purpose = _purpose(cell)
     for of in cell.captured_lists:
-        yield from _list(of, attention, page, purpose)
+        yield from _list(of, attention, page, JOINT[of.position_in_process > 1] if purpose == "joint" else purpose)
     if cell.model is not None and purpose == "main":
         for name in MODEL_BYTES:
             yield What("memory", phase, name, attention, page), float(getattr(cell.model, name)), False, None, ""
