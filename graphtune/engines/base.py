@@ -90,13 +90,21 @@ class MemoryRule:
 
     It gives ``fraction`` of ``base`` to weights and KV cache and keeps the rest free. ``covers`` names the budget
     terms that the part kept free is meant to hold; what is not covered comes out of the fraction. ``setting`` is the
-    name of the option that changes the fraction.
+    name of the option that changes the fraction, ``bytes_setting`` of one that sizes the KV cache outright.
+
+    ``own_fraction`` is the engine's own, guesses included, and ``own_covers`` what the part it keeps free then has to
+    hold. ``chunk_tokens`` are the most tokens of one prefill, ``rows`` the most requests that a step samples for.
     """
 
     fraction: float
     base: Literal["total", "free_before_load", "free_after_load"]
     covers: frozenset[str]
     setting: str
+    own_fraction: float
+    own_covers: frozenset[str]
+    chunk_tokens: int
+    rows: int
+    bytes_setting: str | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +179,11 @@ class Engine(ABC):
     @abstractmethod
     def edit(self, launch: Launch, edit: Edit) -> Launch | None:
         """The launch with one edit, in the spelling it already uses; None when this engine has no such edit."""
+
+    def request_pool(self, kv_tokens: int, serving: Serving) -> int | None:
+        """The most running requests that the engine allows with a KV cache of ``kv_tokens``, by which it then cuts its
+        decode list; None for an engine whose limit does not depend on it."""
+        return None
 
     def at_version(self, version: str) -> Engine:
         """The same engine at another version, such as ``0.5.23``."""

@@ -5,7 +5,11 @@
 The reserve is what the engine keeps free by its own rule beyond the terms that the rule is meant to hold
 (``MemoryRule.covers``). Engines state their rule as a fraction of different bases: SGLang of what is free before
 loading, vLLM of the whole device, TensorRT-LLM of what is free after loading. Decode graphs are never guessed here:
-SGLang's guess at them is left out of its rule and the measured bytes stand in their place.
+SGLang's guess at them is left out of its rule and the measured bytes stand in their place; what the engine would have
+arrived at by itself is stated beside.
+
+The activation peak is the most of three: what capturing needs on top of what it keeps, the largest prefill, and a step
+of the most requests, run eagerly and sampled from.
 """
 
 from __future__ import annotations
@@ -19,7 +23,11 @@ from graphtune.units import GpuMemory
 
 @dataclass(frozen=True)
 class FixedBytes:
-    """What a deployment needs whichever list it captures, as measured in the sweep."""
+    """What a deployment needs whichever list it captures, as measured in the sweep.
+
+    ``activation_bytes_per_token`` and ``logits_bytes_per_row`` follow from the model's shapes; 0 where these are not
+    known, and only measured peaks count.
+    """
 
     context_bytes: int
     weights_bytes: int
@@ -27,15 +35,26 @@ class FixedBytes:
     static_buffer_bytes: int
     bytes_per_kv_token: int
     page_size: int = 1
+    activation_bytes_per_token: int = 0
+    logits_bytes_per_row: int = 0
+
+    def activation_peak_bytes(self, rule: MemoryRule) -> int:
+        """Of the largest prefill, or of a step of the most requests with what is sampled from."""
+        per_row = self.activation_bytes_per_token + self.logits_bytes_per_row
+        return max(rule.chunk_tokens * self.activation_bytes_per_token, rule.rows * per_row)
 
 
 @dataclass(frozen=True)
 class KvBudget:
     """One engine's budget. The terms add up to ``cuda_total_bytes`` unless ``short_by_bytes`` is positive.
 
-    ``activation_peak_bytes`` is null when no capture showed it; it then counts for nothing here, and only the
-    engine's own reserve stands for it. ``max_running_requests`` is how many requests of the asked context fit.
-    ``fraction`` of ``fraction_base_bytes`` is what the engine has to be given to arrive at ``kv_bytes``.
+    ``activation_peak_bytes`` is null when nothing says it; it then counts for nothing here, and only the engine's own
+    reserve stands for it. ``max_running_requests`` is how many requests of the asked context fit. ``fraction`` of
+    ``fraction_base_bytes`` is what the engine has to be given to arrive at ``kv_bytes``; ``kv_bytes_setting`` sizes the
+    KV cache outright, where the engine can.
+
+    ``own_kv_tokens`` is what the engine arrives at by ``own_fraction``, with its own guess at decode graphs, and
+    ``own_reserve_bytes`` what it then keeps free.
     """
 
     cuda_total_bytes: int
@@ -57,6 +76,15 @@ class KvBudget:
     fraction_base_bytes: int
     fraction_setting: str
     fraction_of_rule: float
+    own_fraction: float
+    own_reserve_bytes: int
+    own_kv_tokens: int
+    kv_bytes_setting: str | None = None
+
+    @property
+    def kv_tokens_gained(self) -> int:
+        """KV tokens beyond those the engine would have arrived at by itself."""
+        return self.kv_tokens - self.own_kv_tokens
 
     @property
     def fits(self) -> bool:
@@ -86,7 +114,8 @@ def kv_budget(
     before_load = total - fixed.context_bytes
     after_load = before_load - fixed.weights_bytes - fixed.workspace_bytes - fixed.static_buffer_bytes
     base = {"total": total, "free_before_load": before_load, "free_after_load": max(after_load, 0)}[rule.base]
-    kept = math.ceil(base * (1 - rule.fraction))
+    if fixed.activation_bytes_per_token:
+        activation_peak_bytes = max(activation_peak_bytes or 0, fixed.activation_peak_bytes(rule))
     terms = {
         "context": fixed.context_bytes,
         "workspace": fixed.workspace_bytes,
@@ -94,12 +123,19 @@ def kv_budget(
         "activation_peak": activation_peak_bytes or 0,
         "graphs": graph_bytes,
     }
-    reserve = max(0, kept - sum(terms[name] for name in rule.covers))
-    left = total - fixed.weights_bytes - sum(terms.values()) - reserve
+
+    def left_of(fraction: float, covers: frozenset[str]) -> tuple[int, int]:
+        """What the engine keeps free beyond the terms it covers, and what is left for KV, at a fraction of the base."""
+        kept = math.ceil(base * (1 - fraction))
+        reserve = max(0, kept - sum(terms[name] for name in covers))
+        return reserve, total - fixed.weights_bytes - sum(terms.values()) - reserve
+
+    reserve, left = left_of(rule.fraction, rule.covers)
+    _, own_left = left_of(rule.own_fraction, rule.own_covers)
     page_bytes = fixed.bytes_per_kv_token * fixed.page_size
     needed = max(min_kv_tokens, math.ceil(context_tokens))
     needed_bytes = math.ceil(needed / fixed.page_size) * page_bytes
-    kv_tokens = max(left, 0) // page_bytes * fixed.page_size
+    kv_tokens, own_kv_tokens = (max(size, 0) // page_bytes * fixed.page_size for size in (left, own_left))
     return KvBudget(
         cuda_total_bytes=total,
         context_bytes=fixed.context_bytes,
@@ -120,6 +156,10 @@ def kv_budget(
         fraction_base_bytes=base,
         fraction_setting=rule.setting,
         fraction_of_rule=rule.fraction,
+        own_fraction=rule.own_fraction,
+        own_reserve_bytes=math.ceil(base * (1 - rule.own_fraction)),
+        own_kv_tokens=own_kv_tokens,
+        kv_bytes_setting=rule.bytes_setting,
     )
 
 

@@ -72,7 +72,20 @@ class SGLang(Engine):
         reserve = memory.reserve_mib(device, serving, decode_graphs=False)
         fraction = memory.mem_fraction_static(device, serving, reserve=reserve)
         covers = frozenset({"workspace", "static_buffers", "activation_peak"})
-        return MemoryRule(fraction, "free_before_load", covers, "--mem-fraction-static")
+        chunk = lists.chunked_prefill_size(device, serving)
+        return MemoryRule(
+            fraction,
+            "free_before_load",
+            covers,
+            "--mem-fraction-static",
+            own_fraction=memory.mem_fraction_static(device, serving),
+            own_covers=covers | {"graphs"},
+            chunk_tokens=chunk if chunk > 0 else serving.max_batched_tokens or memory.MAX_PREFILL_TOKENS,
+            rows=lists.decode_max(device, serving),
+        )
+
+    def request_pool(self, kv_tokens: int, serving: Serving) -> int:
+        return memory.request_pool(kv_tokens, serving)
 
 
 SGLANG = SGLang()

@@ -7,6 +7,11 @@ from graphtune.engines.sglang import lists
 
 FRACTION_OF_UNKNOWN_DEVICE = 0.95
 LARGE_DEVICE_MIB = 61440
+MAX_PREFILL_TOKENS = 16384
+"""Tokens of one prefill when prompts are not cut."""
+
+LEAST_POOL, MOST_POOL = 2048, 4096
+POOL_PER_CONTEXT = 512
 
 
 def reserve_mib(
@@ -34,7 +39,7 @@ def reserve_mib(
     if serving.role == "decode":
         tokens = max((serving.max_running_requests or largest or 1) * serving.width, 2048)
     else:
-        tokens = max(chunk if chunk > 0 else serving.max_batched_tokens or 16384, 2048)
+        tokens = max(chunk if chunk > 0 else serving.max_batched_tokens or MAX_PREFILL_TOKENS, 2048)
     graphs = 0.0
     if decode_graphs and serving.role != "prefill":
         graphs += 2 * largest
@@ -61,6 +66,17 @@ def multimodal_factor(vision_layers: int, vision_hidden: int) -> float:
     1024, more for a smaller one, within bounds."""
     relative = vision_layers * vision_hidden**2 / (24 * 1024**2)
     return 0.95 * min(max(1 - 0.1 * (relative - 1), 0.8), 1.05)
+
+
+def request_pool(kv_tokens: int, serving: Serving) -> int:
+    """Running requests of a data-parallel worker: at most half the KV tokens, and what user or context allow."""
+    most = kv_tokens // 2
+    if serving.max_running_requests is not None:
+        return min(max(1, serving.max_running_requests // serving.dp), most)
+    if serving.context_len is None:
+        return min(MOST_POOL, most)
+    wanted = kv_tokens * POOL_PER_CONTEXT // serving.context_len
+    return min(max(LEAST_POOL, min(wanted, MOST_POOL)), most)
 
 
 def mem_fraction_static(device: DeviceFacts, serving: Serving, *, reserve: float | None = None) -> float:

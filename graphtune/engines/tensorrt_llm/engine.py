@@ -18,7 +18,7 @@ from graphtune.engines.base import (
 )
 from graphtune.engines.launch import Launch
 from graphtune.engines.resolution import Resolution
-from graphtune.engines.tensorrt_llm import edits, flags_out, options, resolve, rules
+from graphtune.engines.tensorrt_llm import edits, flags_out, lists, options, resolve, rules
 from graphtune.errors import InputError
 
 DEFAULT_FREE_FRACTION = 0.9
@@ -89,7 +89,16 @@ class TensorRTLLM(Engine):
     def memory_rule(self, device: DeviceFacts, serving: Serving) -> MemoryRule:
         fraction = DEFAULT_FREE_FRACTION if serving.mem_fraction is None else serving.mem_fraction
         covers = frozenset({"activation_peak", "graphs"})
-        return MemoryRule(fraction, "free_after_load", covers, "kv_cache_config.free_gpu_memory_fraction")
+        return MemoryRule(
+            fraction,
+            "free_after_load",
+            covers,
+            "kv_cache_config.free_gpu_memory_fraction",
+            own_fraction=fraction,
+            own_covers=covers,
+            chunk_tokens=serving.max_batched_tokens or lists.DEFAULT_MAX_NUM_TOKENS,
+            rows=serving.max_running_requests or lists.DEFAULT_MAX_BATCH_SIZE,
+        )
 
 
 TENSORRT_LLM = TensorRTLLM()

@@ -60,7 +60,19 @@ class VLLMEngine(Engine):
 
     def memory_rule(self, device: DeviceFacts, serving: Serving) -> MemoryRule:
         utilization = lists.DEFAULT_UTILIZATION if serving.mem_fraction is None else serving.mem_fraction
-        return MemoryRule(utilization, "total", frozenset({"context"}), "--gpu-memory-utilization")
+        covers = frozenset({"context"})
+        limits = lists.limits(device, serving)
+        return MemoryRule(
+            utilization,
+            "total",
+            covers,
+            "--gpu-memory-utilization",
+            own_fraction=utilization,
+            own_covers=covers,
+            chunk_tokens=limits.max_num_batched_tokens,
+            rows=limits.max_num_seqs,
+            bytes_setting="--kv-cache-memory-bytes",
+        )
 
 
 VLLM = VLLMEngine()
