@@ -225,9 +225,9 @@ def _sections(sweep: Sweep, answer: Recommendation | None) -> list[Section]:
     timed = [of for of in map(capture.timed_list, (decode, prefill)) if of is not None]
     return [
         Section("memory", "Memory of the card", (memory.draw_divisions(shares),) if shares else ()),
-        Section("traffic", "Traffic", _traffic_figures(prefill, answer)),
+        Section("traffic", "Traffic", _traffic_figures(prefill, answer, "captured here" if on_cpu else "recommended")),
         Section("time", "Step time", _latency_figures(decode, model, answer, on_cpu=on_cpu), _known(times)),
-        Section("prefill", "Prefill", _prefill_figures(prefill)),
+        Section("prefill", "Prefill", _prefill_figures(prefill, on_cpu=on_cpu)),
         Section(
             "graphs",
             "Graph memory",
@@ -249,25 +249,27 @@ def _growth(cells: Sequence[CellResult], phase: Phase) -> tuple[Drawing, ...]:
     return (memory.draw_growths(*found, phase),) if found else ()
 
 
-def _traffic_figures(prefill: Sequence[CellResult], answer: Recommendation | None) -> tuple[Drawing, ...]:
+def _traffic_figures(prefill: Sequence[CellResult], answer: Recommendation | None, ours: str) -> tuple[Drawing, ...]:
     if answer is None:
         return ()
     found = (
         traffic_figure.decode_traffic(answer.workload, decode_lists(answer)),
         traffic_figure.prefill_traffic(answer.workload, prefill_lists(prefill)),
     )
-    return tuple(traffic_figure.draw_traffic(one) for one in found if one is not None)
+    return tuple(traffic_figure.draw_traffic(one, ours) for one in found if one is not None)
 
 
-def _prefill_figures(cells: Sequence[CellResult]) -> tuple[Drawing, ...]:
+def _prefill_figures(cells: Sequence[CellResult], *, on_cpu: bool) -> tuple[Drawing, ...]:
     times = prefill_figure.prefill_times(cells)
     if times is None:
         return ()
     drawings = [prefill_figure.draw_prefill_times(times, prefill_lists(cells))]
-    if crossovers := prefill_figure.crossovers(times):
+    if not on_cpu and (crossovers := prefill_figure.crossovers(times)):
         drawings.append(prefill_figure.draw_crossovers(crossovers, prefill_figure.waste_cap(cells)))
     if launched := breaks.prefill_launches(cells):
         drawings.append(breaks.draw_prefill_launches(launched))
+    if (pair := timeline.timeline_pair(cells, "prefill")) is not None:
+        drawings.append(timeline.draw_timeline(pair))
     return tuple(drawings)
 
 

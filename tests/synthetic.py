@@ -494,7 +494,8 @@ def prefill_cell(process: int = 1, bias: float = 1.0) -> CellResult:
     ]
     lists = [captured_list(breakable, first_bytes=800 * MIB, each_bytes=9 * MIB), captured_list(full, position=2)]
     made = cell_result(lists, points, process=process, profiles=profiles, with_ledger=False)
-    return replace(made, cell={**made.cell, "phase": "prefill"})
+    lines = tuple(replace(line, phase="prefill", size=64) for line in timelines(60, context_tokens=0))
+    return replace(made, cell={**made.cell, "phase": "prefill"}, timelines=lines)
 
 
 def joint_cell(*phases: Phase) -> CellResult:

@@ -15,11 +15,20 @@ from graphtune.figures.prefill import PrefillTimes, crossovers, draw_crossovers,
 from graphtune.figures.shown_lists import ShownList, decode_lists, joined, prefill_lists
 from graphtune.figures.traffic import decode_traffic, draw_traffic, prefill_traffic
 from graphtune.report import page, render
+from graphtune.results import CaptureList
 from graphtune.stats import combined_us
 from graphtune.tune.memory_model import memory_model
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.workload import PrefillShare
-from tests.synthetic import PREFILL_LIST, both_phases_sweep, cpu_sweep, h200_sweep, prefill_cell, small_sweep
+from tests.synthetic import (
+    PREFILL_LIST,
+    both_phases_sweep,
+    captured_list,
+    cpu_sweep,
+    h200_sweep,
+    prefill_cell,
+    small_sweep,
+)
 
 QUESTION = Question(gpu_mem="80")
 
@@ -130,6 +139,9 @@ def test_prefill_lists_are_those_of_engines() -> None:
     (only,) = prefill_lists(both_phases_sweep().cells)
     assert only.sizes == PREFILL_LIST and only.names == ("SGLang's default",) and only.bucket(31) == 32
     assert only.bucket(1) is None, "padding to four times the tokens is refused"
+    mine = CaptureList("mine", "prefill", "full", (8, 64), waste_cap=None)
+    (own,) = prefill_lists([replace(prefill_cell(), captured_lists=(captured_list(mine),))])
+    assert own.names == ("list “mine”",) and own.bucket(1) == 8
 
 
 def test_lists_that_serve_alike_are_one_under_all_their_names() -> None:
@@ -166,6 +178,8 @@ def test_a_page_with_prefill_holds_its_figures_and_the_same_decode_figures() -> 
         "prefill-time",
         "prefill-crossover",
         "prefill-launches",
+        "timeline-prefill",
+        "timeline-prefill",
         "graph-growth-prefill",
         "capture-seconds-prefill",
     }

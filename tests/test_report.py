@@ -141,7 +141,7 @@ def test_every_section_of_a_gpu_sweep_is_there(rich: str) -> None:
         "How far the processes agree",
         "Capture time",
         "Launches and idle time",
-        "A step kernel by kernel",
+        "A decode step kernel by kernel",
         "The host's part of a replayed step",
         "Steps waited for and overlapped",
         "Replay against eager",

@@ -153,6 +153,8 @@ def draw_growths(name: str, curves: Sequence[Growth], phase: Phase = "decode") -
     unit, word = (KIB, "KiB") if small else (MIB, "MiB")
 
     def draw(figure: Figure, narrow: bool) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         axes = figure.subplots()
         quiet_grid(axes)
         for curve in curves:
@@ -163,7 +165,7 @@ def draw_growths(name: str, curves: Sequence[Growth], phase: Phase = "decode") -
             if peaks:
                 axes.plot(*zip(*peaks, strict=True), color=color(role), linewidth=1.2, linestyle=(0, (1, 2)))
         axes.set_xlim(1, max(2, max(len(curve.sizes) for curve in curves)))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(0)
         axes.set_xlabel("captures done")
         axes.set_ylabel(f"graph memory, {word}")

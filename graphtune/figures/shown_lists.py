@@ -49,15 +49,21 @@ def decode_lists(answer: Recommendation) -> tuple[ShownList, ...]:
 
 
 def prefill_lists(cells: Iterable[CellResult]) -> tuple[ShownList, ...]:
-    """The prefill lists that a sweep captured under engines' names, as those engines pad to them."""
-    found = []
-    for cell in cells:
-        for of in (captured.list for captured in cell.captured_lists):
-            for engine in of.name.split("+") if of.phase == "prefill" and of.backend == "breakable" else ():
-                if engine in ENGINES:
-                    dispatch = ENGINES[engine].dispatch
-                    name = f"{NAMES[engine]}'s default"
-                    found.append(ShownList((name,), of.sizes, dispatch.prefill, False, dispatch.prefill_cap_factor))
+    """The prefill lists of a sweep, those of breakable graphs where there are any.
+
+    Engines' own lists are padded to as those engines do, others under the waste cap of the sweep.
+    """
+    captured = dict.fromkeys(of.list for cell in cells for of in cell.captured_lists if of.list.phase == "prefill")
+    breakable = [of for of in captured if of.backend == "breakable"]
+    found: list[ShownList] = []
+    for of in breakable or captured:
+        for name in of.name.split("+"):
+            if name in ENGINES:
+                dispatch = ENGINES[name].dispatch
+                label, padding, cap = f"{NAMES[name]}'s default", dispatch.prefill, dispatch.prefill_cap_factor
+            else:
+                label, padding, cap = f"list “{name}”", "capped" if of.waste_cap else "always", of.waste_cap
+            found.append(ShownList((label,), of.sizes, padding, False, cap))
     return joined(dict.fromkeys(found))
 
 

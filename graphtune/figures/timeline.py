@@ -93,10 +93,11 @@ def draw_timeline(pair: Pair) -> Drawing:
         part.set_title(f"{zoom[1] - zoom[0]:,.0f} µs of it")
         part.set_xlabel("µs")
 
-    requests = f"{pair.eager.size} request{'s' if pair.eager.size > 1 else ''}"
-    tokens = f"{pair.eager.context_tokens:,} KV tokens"
+    eager = pair.eager
+    unit, context = ("new token", "cached before") if eager.phase == "prefill" else ("request", "KV tokens")
+    batch = f"{eager.size:,} {unit}{'s' if eager.size > 1 else ''} with {eager.context_tokens:,} {context}"
     says = (
-        f"A step of {requests} with {tokens}, as the profiler saw it; under the profiler launching takes longer than "
+        f"A {eager.phase} step of {batch}, as the profiler saw it; under the profiler launching takes longer than "
         f"without. {_sentence('Eager', pair.eager)} {_sentence('Replay', pair.replay)} Where the row of the device is "
         "empty, it waits for the next launch."
     )
@@ -113,7 +114,8 @@ def draw_timeline(pair: Pair) -> Drawing:
         tuple(_row(name, line) for name, line in pair.lines),
     )
     keys = (Key("host call that launches", "c2", "box"), Key("kernel on the device", "c1", "box"))
-    return drawing("timeline", "A step kernel by kernel", says, draw, table, keys, (420, 460), data=_every_span(pair))
+    slug, title = f"timeline-{eager.phase}", f"A {eager.phase} step kernel by kernel"
+    return drawing(slug, title, says, draw, table, keys, (420, 460), data=_every_span(pair))
 
 
 def _zoom(eager: Timeline) -> tuple[float, float]:

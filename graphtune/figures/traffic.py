@@ -50,8 +50,11 @@ def _shares(weights: Iterable[tuple[int, float]]) -> dict[int, float]:
     return {size: weight / total for size, weight in sorted(found.items())} if total > 0 else {}
 
 
-def draw_traffic(data: Traffic) -> Drawing:
-    """Above the histogram with the first list's sizes as lines, below every list as a row of marks."""
+def draw_traffic(data: Traffic, ours: str = "recommended") -> Drawing:
+    """Above the histogram with the first list's sizes as lines, below every list as a row of marks.
+
+    ``ours`` is what a recommended list is called.
+    """
     top = max([*data.shares, *(size for of in data.lists if of.recommended for size in of.sizes)])
 
     def draw(figure: Figure, narrow: bool) -> None:
@@ -80,7 +83,7 @@ def draw_traffic(data: Traffic) -> Drawing:
         (marks if marks is not None else histogram).set_xlabel(data.unit)
 
     keys = [Key("share of steps", "soft", "box")]
-    keys += [Key(_label(of), role) for of, role in zip(data.lists, LIST_ROLES, strict=False)]
+    keys += [Key(_label(of, ours), role) for of, role in zip(data.lists, LIST_ROLES, strict=False)]
     mean = sum(size * share for size, share in data.shares.items())
     says = (
         f"How often a {data.phase} step serves how many {data.unit} (mean {mean:,.1f}), as the answer assumes it. The "
@@ -93,7 +96,7 @@ def draw_traffic(data: Traffic) -> Drawing:
     columns = (
         Column(data.unit),
         Column("share of steps"),
-        *(Column(f"padded to, {_label(of)}") for of in data.lists),
+        *(Column(f"padded to, {_label(of, ours)}") for of in data.lists),
     )
     rows = tuple(
         (f"{size:,}", f"{share:.3%}", *(_served(of.bucket(size)) for of in data.lists))
@@ -119,8 +122,8 @@ def _outline(shares: Mapping[int, float]) -> tuple[list[float], list[float]]:
     return at, heights
 
 
-def _label(of: ShownList) -> str:
-    return f"recommended: {of.label}" if of.recommended else of.label
+def _label(of: ShownList, ours: str) -> str:
+    return f"{ours}: {of.label}" if of.recommended else of.label
 
 
 def _served(bucket: int | None) -> str:
