@@ -17,6 +17,9 @@ PATIENCE_S = 10.0
 """How long a process waits in all for a quiet host."""
 
 
+HOST = "host slowed down"
+
+
 class HostPace:
     """Tells how fast the host runs against the fastest it has shown.
 
@@ -70,7 +73,7 @@ class Watch:
             self._patience_s -= time.perf_counter() - began
 
     def _host(self) -> tuple[str, ...]:
-        return ("host slowed down",) if self._pace.slowdown() > SLOW else ()
+        return (HOST,) if self._pace.slowdown() > SLOW else ()
 
     def _gpu_now(self) -> tuple[str, ...]:
         if self._gpu is not None and time.perf_counter() - self._gpu_read_at > GPU_EVERY_S:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -14,11 +14,12 @@ import torch
 
 from graphtune.plan import Measure
 from graphtune.results import Execution, Point, Samples, StopRule
-from graphtune.worker.disturbance import PATIENCE_S, Watch
+from graphtune.worker.disturbance import HOST, PATIENCE_S, Watch
 from graphtune.worker.nvml import Gpu
 from graphtune.worker.runners.series import BatchSeries, PrefillSeries
 
 STORED = 20
+WARM_UP_TO = 1024
 STEPS_IN_A_ROW = 4
 STEPS_OVERLAPPED = 9
 MAX_SAMPLES = 200
@@ -78,18 +79,25 @@ class Sampler:
     def stop(self) -> StopRule | None:
         if len(self.us) >= self._least and statistics.stdev(self.us) <= self.measure.noise * statistics.fmean(self.us):
             return "noise"
-        taken = len(self.us) + len(self.disturbed_us)
-        patience = 1 if len(self.us) >= self._least else PATIENT
-        if taken >= self._least and self.seconds >= patience * self.measure.max_seconds:
+        if self.taken >= self._least and self.enough and self.seconds >= self.measure.max_seconds:
             return "time"
-        return "count" if taken >= MAX_SAMPLES else None
+        return "count" if self.taken >= MAX_SAMPLES else None
+
+    @property
+    def taken(self) -> int:
+        return len(self.us) + len(self.disturbed_us)
+
+    @property
+    def enough(self) -> bool:
+        """True with enough undisturbed samples, or when patience has run out."""
+        spent = self.seconds >= PATIENT * self.measure.max_seconds or self.taken >= MAX_SAMPLES
+        return spent or len(self.us) >= self._least
 
     def samples(self, stop: StopRule) -> Samples:
         """The undisturbed samples; where there are too few of them all samples, with a flag for each disturbance."""
-        taken = len(self.us) + len(self.disturbed_us)
         if len(self.us) >= self._least:
-            return Samples(_stored(self.us), taken, stop, disturbed_us=_stored(self.disturbed_us))
-        return Samples(_stored([*self.us, *self.disturbed_us]), taken, stop, flags=tuple(sorted(self.reasons)))
+            return Samples(_stored(self.us), self.taken, stop, disturbed_us=_stored(self.disturbed_us))
+        return Samples(_stored([*self.us, *self.disturbed_us]), self.taken, stop, flags=tuple(sorted(self.reasons)))
 
 
 def _stored(us: list[float]) -> tuple[float, ...]:
@@ -139,6 +147,11 @@ class Clock:
             "plan_us": [(planned - filled) * 1e6],
             "launch_us": [launch_us],
         }
+
+    def device_alone(self, backend: str) -> Collection[tuple[Execution, str]]:
+        """What ``alone`` reads with a delay and holds nothing of the host: on a GPU a full graph is one launch, which
+        has returned before the delay ends."""
+        return {("graph", "gpu_us")} if self._cuda and backend == "full" else ()
 
     def whole(self, step: Step, series: Series) -> dict[str, list[float]]:
         """One step with the device idle before, its output waited for: all times of the same run, in µs."""
@@ -225,10 +238,13 @@ def sample(
     series: Series,
     measure: Measure,
     watch: Watch,
+    device_alone: Collection[tuple[Execution, str]] = (),
 ) -> dict[Execution, dict[str, Samples]]:
     """Take samples of a reading, executions in turn, until its first quantity stops; the others come with it.
 
     A sample counts as disturbed when something is wrong before or after it; the next one then waits for a quiet host.
+    ``device_alone`` are quantities that hold nothing of the host, so that a slow one does not disturb them. While any
+    quantity lacks undisturbed samples there is patience for more.
     """
     samplers: dict[Execution, dict[str, Sampler]] = {execution: {} for execution in reading}
     taken: dict[Execution, dict[str, Samples]] = {}
@@ -244,13 +260,16 @@ def sample(
             after = watch.now()
             quantities = samplers[execution]
             for name, us in values.items():
-                quantities.setdefault(name, Sampler(measure)).add(us, seconds, before + after)
+                found = before + after
+                if (execution, name) in device_alone:
+                    found = tuple(one for one in found if one != HOST)
+                quantities.setdefault(name, Sampler(measure)).add(us, seconds, found)
             if after:
                 watch.wait()
                 after = watch.now()
             before = after
             stop = next(iter(quantities.values())).stop
-            if stop is not None:
+            if stop is not None and all(sampler.enough for sampler in quantities.values()):
                 taken[execution] = {name: sampler.samples(stop) for name, sampler in quantities.items()}
     return taken
 
@@ -280,7 +299,8 @@ def time_decode(
     )
     share = replace(measure, max_seconds=measure.max_seconds / len(readings))
     for reading in readings:
-        for execution, quantities in sample(reading, series, share, clock.watch).items():
+        found = sample(reading, series, share, clock.watch, clock.device_alone(backend))
+        for execution, quantities in found.items():
             sampled[execution].update(quantities)
     points = {
         execution: Point(
@@ -312,10 +332,12 @@ def time_prefill(
 ) -> list[Point]:
     """One point per execution for the series' prefills, executions interleaved sample by sample.
 
-    Eager runs the real tokens, the graph ``padded_tokens``.
+    Eager runs the real tokens, the graph ``padded_tokens``. Prefills above ``WARM_UP_TO`` tokens are not warmed up: a
+    first launch that loads something is a small part of them, and one of at least three samples.
     """
-    for step in steps.values():
-        clock.whole(step, series)  # warm-up
+    if series.tokens <= WARM_UP_TO:
+        for step in steps.values():
+            clock.whole(step, series)
     sampled = sample(_each(clock.whole, steps), series, measure, clock.watch)
     points = {
         execution: Point(

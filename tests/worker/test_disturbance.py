@@ -72,6 +72,20 @@ def test_a_disturbed_host_gets_more_time_to_be_quiet() -> None:
     assert samplers[1].samples("time").flags == ()
 
 
+def test_a_slow_host_does_not_disturb_what_holds_nothing_of_it() -> None:
+    host = Host(lambda reading: 1 <= reading <= 3)
+
+    def read(series: Any) -> dict[str, list[float]]:
+        return {"gpu_us": [NORMAL_US], "host_us": host.read(series)["step_us"]}
+
+    measure = Measure(min_samples=4, noise=0.02, max_seconds=60.0)
+    device_alone = {("graph", "gpu_us")}
+    found = sample({"graph": read}, cast(Any, None), measure, Watch(None, 0.0, host), device_alone)["graph"]
+    assert not found["gpu_us"].disturbed_us and not found["gpu_us"].flags
+    # Sampling went on until the host's time had enough undisturbed samples as well.
+    assert found["host_us"].us == (NORMAL_US,) * 4 and found["host_us"].disturbed_us.count(SLOW_US) == 3
+
+
 @given(slow=st.lists(st.booleans(), min_size=1, max_size=60), least=st.integers(2, 8))
 @settings(max_examples=60, deadline=None)
 def test_no_sample_is_lost_and_statistics_hold_no_slow_one_unless_flagged(slow: list[bool], least: int) -> None:
