@@ -179,7 +179,6 @@ def test_a_page_with_prefill_holds_its_figures_and_the_same_decode_figures() -> 
         "prefill-crossover",
         "prefill-launches",
         "timeline-prefill",
-        "timeline-prefill",
         "graph-growth-prefill",
         "capture-seconds-prefill",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphtune.figures.base import (
     MISSING,
@@ -305,8 +305,8 @@ def _panel(axes: Axes, times: PrefillTimes, curves: Sequence[PrefillCurve], top:
     whole = top > ZOOM_TOKENS
     for index, curve in enumerate(curves):
         shown = [(raw, us / 1000) for raw, us in zip(curve.tokens, curve.step_us, strict=True) if raw <= top]
-        style = {"linewidth": 2.2} if index == 0 else {"linewidth": 1.4, "linestyle": (0, (4, 2))}
-        style |= {} if whole else {"drawstyle": "steps-pre"}
+        style: dict[str, Any] = {"linewidth": 2.2} if index == 0 else {"linewidth": 1.4, "linestyle": (0, (4, 2))}
+        style["drawstyle"] = "default" if whole else "steps-pre"
         if shown:
             axes.plot(*zip(*shown, strict=True), color=color(curve.role), zorder=3 - index * 0.1, **style)
     eager = [(size, us / 1000) for size, us in sorted(times.eager.items()) if size <= top]
