@@ -171,7 +171,8 @@ class CapturedList:
     allocator owns, ``outside_torch_bytes`` the rest: graph executables. A driver keeps the latter for the next graphs
     of a process, so only a process's first list shows them; ``outside_source`` says ``measured`` there and
     ``composed`` where they are those of the first list with the same sizes. ``leftover_bytes``: torch's bytes after
-    tear-down minus before the first capture (4 MiB is the limit for going on in the same process).
+    tear-down minus before the first capture (4 MiB is the limit for going on in the same process). ``flags`` say what
+    disturbed the machine meanwhile, which the seconds hold and the bytes do not.
     """
 
     list: CaptureList
@@ -188,6 +189,7 @@ class CapturedList:
     leftover_bytes: int | None
     torch_bytes: int | None = None
     outside_source: Literal["measured", "composed"] | None = None
+    flags: tuple[str, ...] = ()
 
     @property
     def gate_green(self) -> bool:

@@ -202,6 +202,16 @@ def test_flagged_samples_are_left_out_and_counted() -> None:
     assert not comparison.findings("slower")
 
 
+def test_seconds_of_a_disturbed_capture_are_left_out_and_its_bytes_are_not() -> None:
+    base = timed(noisy(5), 3)
+    lists = [replace(of, capture_s=90.0, flags=("host slowed down",)) for of in base.cells[0].captured_lists]
+    new = replace(base, cells=(replace(base.cells[0], captured_lists=tuple(lists)), *base.cells[1:]))
+    comparison = compare_sweeps(base, new)
+    seconds, held = only(comparison, "capture_s"), only(comparison, "graph_bytes")
+    assert (seconds.new_processes, seconds.new_flagged, held.new_processes) == (2, 1, 3)
+    assert not comparison.findings("any")
+
+
 def test_a_row_of_nothing_but_flagged_samples_is_undecided() -> None:
     base = timed(noisy(5), 2)
     comparison = compare_sweeps(base, replace(base, cells=tuple(flag(cell, (8,)) for cell in base.cells)))

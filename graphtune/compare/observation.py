@@ -125,7 +125,8 @@ def _list(of: CapturedList, attention: str, page: int, purpose: str) -> Iterator
             yield what, None, False, of.reason or of.status, of.list.name
             continue
         value = getattr(of, quantity)
-        yield what, None if value is None else float(value), False, None, of.list.name
+        flagged = quantity == "capture_s" and value is not None and bool(of.flags)
+        yield what, None if value is None or flagged else float(value), flagged, None, of.list.name
 
 
 def names(things: Sequence[tuple[What, str]]) -> list[str]:

@@ -20,6 +20,7 @@ from graphtune.results import (
     Status,
 )
 from graphtune.worker.allocations import allocation_recorder
+from graphtune.worker.disturbance import Watch
 from graphtune.worker.engine import Engine, Runner
 from graphtune.worker.gate import check_list
 from graphtune.worker.graphs.shape_key import ShapeKey
@@ -41,6 +42,7 @@ class _Live:
     before: Mark
     after: Mark
     captures: list[Capture] = field(default_factory=list)
+    flags: tuple[str, ...] = ()
     gate: tuple[GateCheck, ...] = ()
     status: Status = "ok"
     reason: str | None = None
@@ -60,8 +62,10 @@ class Measurement:
     unmeasured: tuple[CaptureList, ...] = ()
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     latency: Latency = field(init=False)
+    watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
+        self.watch = Watch(self.gpu, patience_s=0.0)
         self.latency = Latency(self.cell, self.engine, self.gpu, self.saved, seconds=self.seconds)
 
     def run(self) -> None:
@@ -98,7 +102,7 @@ class Measurement:
         before = ledger.mark("before_list", list_index=index)
         live = _Live(index, runner, before, before)
         try:
-            live.captures = self._capture(runner, index, before)
+            live.captures, live.flags = self._capture(runner, index, before)
             failed = [capture for capture in live.captures if capture.status != "ok"]
             if failed:
                 live.status = "capture_failed"
@@ -154,6 +158,7 @@ class Measurement:
                 leftover_bytes=in_torch(torn_down) - in_torch(clean),
                 torch_bytes=torch_bytes,
                 outside_source=outside_source,
+                flags=live.flags,
             )
         )
         self.saved("lists", live.index + 1, len(self.cell.lists))
@@ -173,8 +178,10 @@ class Measurement:
             return first.outside_torch_bytes, "composed"
         return None, None
 
-    def _capture(self, runner: Runner, index: int, before: Mark) -> list[Capture]:
+    def _capture(self, runner: Runner, index: int, before: Mark) -> tuple[list[Capture], tuple[str, ...]]:
+        """The list's captures, and what disturbed the machine before, between and after them."""
         captures: list[Capture] = []
+        disturbances = set(self.watch.now())
         previous = before
         backend = runner.backend
         total = len(runner.list.sizes)
@@ -186,6 +193,7 @@ class Measurement:
             alone = self.cell.purpose == "memory" and total == 1
             recorder = allocation_recorder(backend) if alone else None
             for done, (size, outcome) in enumerate(runner.capture(), start=1):
+                disturbances.update(self.watch.now())
                 captured = not isinstance(outcome, CaptureFailure)
                 trace = recorder.take(ShapeKey(size)) if recorder and captured else None
                 # Torch keeps what the warm-ups took until the mark empties its cache, so this reading holds their peak.
@@ -214,7 +222,7 @@ class Measurement:
                 previous = mark
                 if self.cell.purpose != "memory":  # many short lists: it is enough to save each when it is done
                     self.saved(f"capture {runner.list.name}", done, total)
-        return captures
+        return captures, tuple(sorted(disturbances))
 
 
 def check_runner(runner: Runner, *, seed: int) -> tuple[GateCheck, ...]:
