@@ -124,7 +124,8 @@ def lines_of(found: Simulation, listed: str) -> list[str]:
     lines.append(f"KV cache: at most {found.most_kv_tokens:,} of {found.kv_tokens:,} tokens")
     lines.append(_tail("first token", found.ttft, found.absent.get("ttft")))
     lines.append(_tail("between tokens", found.inter_token, found.absent.get("inter_token")))
-    lines.append(f"prefill times: as stated with {found.prefill_source}, not measured")
+    stated = found.prefill_source.startswith("--")
+    lines.append(f"prefill times: {f'as stated with {found.prefill_source}, not measured' if stated else 'measured'}")
     if found.overload is not None:
         lines.append(f"OVERLOAD: {found.overload}")
     return lines

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from graphtune.engines.base import Padding
 from graphtune.results import Capture, CellResult
 from graphtune.tune.candidates import Evaluator
-from graphtune.tune.memory_model import ListKey, key_of
+from graphtune.tune.memory_model import GraphCost, ListKey, MemoryModel, key_of
 from graphtune.units import MIB
 
 NOT_CAPTURED = "it was not captured as a part of that list"
@@ -45,6 +45,19 @@ def size_costs(cells: Iterable[CellResult]) -> dict[ListKey, dict[int, SizeCost]
                 for capture in captured.captures:
                     found[key_of(captured.list)][capture.size].append(capture)
     return {key: {size: _cost(captures) for size, captures in of.items()} for key, of in found.items()}
+
+
+def predicted_size_costs(memory: MemoryModel, of: GraphCost) -> dict[int, SizeCost]:
+    """What each size adds to a predicted list: the fall of the prediction without it, and its seconds as captured."""
+    found = {}
+    for size in of.of.sizes:
+        rest = tuple(one for one in of.of.sizes if one != size)
+        without = memory.cost(rest) if rest else None
+        alike = without is not None and without.provenance == "predicted"
+        left = without.graph_bytes if without is not None and alike else None if rest else 0
+        added = None if left is None else max(0, of.graph_bytes - left)
+        found[size] = SizeCost(added, memory.size_seconds.get(size))
+    return found
 
 
 def _cost(captures: Sequence[Capture]) -> SizeCost:

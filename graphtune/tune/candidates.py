@@ -17,10 +17,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from graphtune.engines.base import Padding
 from graphtune.stats import LEAST_TOLERANCE, Ratio
-from graphtune.tune.latency_model import LatencyModel, Provenance, StepFigure
+from graphtune.tune.latency_model import Provenance, StepFigure
 from graphtune.tune.memory_model import GraphCost, MemoryModel
 
 
@@ -97,10 +98,23 @@ def ratio(one: Candidate, other: Candidate) -> Ratio:
     return Ratio(one.step_us / other.step_us, tuple(first[p] / second[p] for p in first if p in second))
 
 
+class StepModel(Protocol):
+    """How long steps take: of ``raw_size`` rows in a bucket, or eager where it is None. ``processes`` are the same
+    figures as each process measured them, ``cell_ids`` where they are from."""
+
+    def step(self, raw_size: int, bucket: int | None, context_tokens: float) -> StepFigure | None: ...
+
+    @property
+    def processes(self) -> Mapping[int, StepModel]: ...
+
+    @property
+    def cell_ids(self) -> tuple[str, ...]: ...
+
+
 class Evaluator:
     """Evaluates lists on fixed traffic. Steps of no weight are left out."""
 
-    def __init__(self, steps: Iterable[Step], model: LatencyModel, cap_factor: float | None = None) -> None:
+    def __init__(self, steps: Iterable[Step], model: StepModel, cap_factor: float | None = None) -> None:
         self.steps = tuple(step for step in steps if step.weight > 0)
         self.weight = math.fsum(step.weight for step in self.steps)
         self._cap_factor = cap_factor
@@ -137,7 +151,7 @@ class Evaluator:
                 found[process] = self._mean(figures)
         return found
 
-    def _figures(self, model: LatencyModel, buckets: Sequence[int | None]) -> list[StepFigure | None]:
+    def _figures(self, model: StepModel, buckets: Sequence[int | None]) -> list[StepFigure | None]:
         return [model.step(s.requests, bucket, s.context_tokens) for s, bucket in zip(self.steps, buckets, strict=True)]
 
     def _mean(self, figures: Sequence[StepFigure]) -> float:
@@ -190,7 +204,7 @@ class Choice:
     within_noise: bool = False
 
 
-def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None:
+def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool = True) -> Choice | None:
     """The list to capture, or ``eager`` when no list is faster than it (``stats.Ratio.faster``). None without lists.
 
     Where none is, but some gain in every process (``stats.Ratio.leans``), one of these is chosen: eager figures are a
@@ -198,7 +212,7 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
     lists that are faster than eager, those that the one with the least expected step is not faster than tie. Of them
     the highest coverage wins (``covering_most``), then the fewest bytes, the fewest graphs and the shortest step.
     Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
-    to a server's slower eager path.
+    to a server's slower eager path. ``cover`` False leaves it out.
     """
     by_step = sorted(lists, key=lambda c: (c.step_us, c.graph_bytes, len(c.sizes), c.sizes))
     if not by_step:
@@ -212,7 +226,9 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None) -> Choice | None
         waits = ((break_even_us(c, eager), c) for c in by_step)
         return Choice(eager, (), min(waits, key=lambda pair: math.inf if pair[0] is None else pair[0])[1])
     good = [c for c in paying if not ratio(paying[0], c).faster]
-    chosen = min(covering_most(good), key=lambda c: (c.graph_bytes, len(c.sizes), c.step_us, c.sizes))
+    chosen = min(
+        covering_most(good) if cover else good, key=lambda c: (c.graph_bytes, len(c.sizes), c.step_us, c.sizes)
+    )
     ties = tuple(c for c in good if c is not chosen)
     others = (c for c in by_step if c.step_us < chosen.step_us or c.graph_bytes < chosen.graph_bytes)
     return Choice(chosen, ties, next(others, eager), within_noise)

@@ -188,6 +188,14 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
                 f"{answer.engine}: {warning}",
                 "Read the engine's start-up log.",
             )
+    if off := [a.engine for a in answered if a.prefill and a.prefill.is_eager]:
+        yield Caution(
+            "no_prefill_list_pays",
+            f"No prefill list pays on this traffic in {', '.join(off)}, against graphtune's own eager path, which is "
+            "faster than a server's.",
+            "Time your server's eager prefill before you turn its graphs off, and state how much longer it takes with "
+            "--eager-overhead-ms.",
+        )
     if eager := [a.engine for a in answered if a.decode and a.decode.is_eager]:
         yield Caution(
             "no_list_pays",
@@ -247,11 +255,12 @@ def _about_eager_steps(answered: Sequence[EngineAnswer]) -> Iterator[Caution]:
 
 
 def _about_budget(of: Measurements, answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
-    if any(answer.memory for answer in answers):
+    if any(answer.memory and answer.prefill is None for answer in answers):
         yield Caution(
             "prefill_not_measured",
-            "Prefill activations and prefill graphs are not measured by this version. SGLang's reserve holds them by "
-            "its own rule; vLLM and TensorRT-LLM take them from the KV cache, so their KV tokens are an upper bound.",
+            "Nothing is known of this traffic's prefill: its graphs and activations are not in the budget. SGLang's "
+            "reserve holds them by its own rule; vLLM and TensorRT-LLM take them from the KV cache, so their KV tokens "
+            "are an upper bound.",
             "Compare with the KV tokens that the engine prints when it starts.",
         )
     if of.distinguishes_eager and of.model.eager_overhead_us == 0:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from graphtune.engines.base import Engine, Flags, GraphPlan, Padding, Serving
 from graphtune.tune.answer_words import gaps_too_long, price_of_limits, sentence
+from graphtune.tune.beside_prefill import beside_prefill
 from graphtune.tune.candidates import (
     Candidate,
     Evaluator,
@@ -16,7 +17,7 @@ from graphtune.tune.candidates import (
     measured_candidates,
 )
 from graphtune.tune.current_launch import Comparing, Current, compare_current
-from graphtune.tune.kv_budget import KvBudget
+from graphtune.tune.kv_budget import KvBudget, Round
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.limits import Budgets, allowed, nearest_miss, too_little
 from graphtune.tune.list_answer import Lister
@@ -38,12 +39,31 @@ def answer_for(
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     """The answer, and the candidates that were within the limits. ``judge`` tells what lists give where the histogram
     alone does not; ``current`` is compared with the recommended list."""
-    answer, candidates = _answer(engine, workload, limits, of, judge, current)
+    rounds: list[Round] = []
+    largest = _largest_size(engine, of.serving)
+    while True:
+        answer, candidates = _answer(engine, workload, limits, of, judge, current, largest)
+        budget, list_of = answer.memory, answer.decode
+        if budget is None or list_of is None:
+            break
+        pool = engine.request_pool(budget.kv_tokens, of.serving)
+        sizes = list_of.capture_sizes
+        rounds.append(Round(len(sizes), max(sizes, default=0), budget.graph_bytes, budget.kv_tokens, pool))
+        answer = replace(answer, memory=replace(budget, rounds=tuple(rounds)))
+        if rounds[-1].settled:
+            break
+        largest = pool
     return replace(answer, workload=workload), candidates
 
 
 def _answer(
-    engine: Engine, workload: Workload, limits: Limits, of: Measurements, judge: Judge | None, current: Current | None
+    engine: Engine,
+    workload: Workload,
+    limits: Limits,
+    of: Measurements,
+    judge: Judge | None,
+    current: Current | None,
+    largest_size: int | None,
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     asked = [Step(s.requests, s.weight, s.mean_kv_tokens or limits.context_tokens) for s in workload.decode if s.weight]
     bare = Budgets(engine, limits, of, min(step.kv_tokens for step in asked))
@@ -58,46 +78,45 @@ def _answer(
         return replace(nothing_fits(engine, message, most), status="partial"), ()
     evaluator = Evaluator(steps, of.model)
     padding = engine.dispatch.decode
-    lists = _candidates(evaluator, of, padding, _largest_size(engine, of.serving))
+    lists = _candidates(evaluator, of, padding, largest_size)
     eager = eager_candidate(evaluator)
-    within = tuple(candidate for candidate in lists if allowed(candidate, limits, bare))
     rival = eager if of.distinguishes_eager else None
+    beside = beside_prefill(engine, workload, limits, of, bare, evaluator, lists, rival)
+    within = tuple(candidate for candidate in beside.decode if allowed(candidate, beside.limits, beside.budgets))
     judge = judge or Judge(lambda one, kv_tokens: served(evaluator, one.sizes, padding, kv_tokens))
-    choice = choose_for(limits, within, rival, judge, bare.kv_tokens)
+    choice = choose_for(limits, within, rival, judge, beside.budgets.kv_tokens)
     if choice is None:
-        reason = gaps_too_long(limits, within, judge) if within else nearest_miss(lists, limits, bare, eager, of.memory)
-        return nothing_fits(engine, reason, most), ()
-    listed = Lister(engine, of, bare, choice.chosen, evaluator)
-    chosen = listed.explained(choice.chosen)
-    budget = bare(choice.chosen)
+        missed = nearest_miss(lists, beside.limits, beside.budgets, eager, of.memory)
+        return nothing_fits(engine, gaps_too_long(limits, within, judge) if within else missed, most), ()
+    listed = Lister(engine, of, beside.budgets, choice.chosen, evaluator)
+    budget = beside.budgets(choice.chosen)
     share = sum(step.weight for step in steps) / sum(step.weight for step in possible)
-    complete = share == 1.0 and budget is not None
-    absent = {} if budget is not None else {"memory": of.why_no_budget}
+    absent = dict(beside.absent) if budget is not None else {**beside.absent, "memory": of.why_no_budget}
     if choice.runner_up is None:
         absent["runner_up"] = "no other candidate is within the limits"
     if eager is None:
         absent["eager"] = "eager steps were not measured at all of these sizes"
+    comparing = Comparing(engine, evaluator, of, limits, beside.budgets, listed, choice.chosen)
     answer = EngineAnswer(
         engine=engine.name,
         version=engine.version,
         dispatch=engine.dispatch,
-        status="ok" if complete else "partial",
-        message=sentence(choice, eager, of) + price_of_limits(choice, choose(lists, rival)),
-        decode=chosen,
+        status="ok" if share == 1.0 and budget is not None else "partial",
+        message=sentence(choice, eager, of) + price_of_limits(choice, choose(beside.decode, rival)),
+        decode=listed.explained(choice.chosen),
         default=_default(engine, evaluator, of, listed),
         eager=listed.explained(eager) if eager is not None else None,
         ties=tuple(listed(tie) for tie in choice.ties),
         runner_up=listed.explained(choice.runner_up) if choice.runner_up else None,
         memory=budget,
-        flags=_flags(engine, choice.chosen, budget, of),
+        flags=_flags(engine, choice.chosen, beside.prefill, budget, of),
         steps_share=share,
         largest_step=max(step.requests for step in steps),
         most_coverage=max(candidate.evaluation.coverage for candidate in within),
-        current=compare_current(current, Comparing(engine, evaluator, of, limits, bare, listed, choice.chosen))
-        if current is not None
-        else None,
+        current=compare_current(current, comparing) if current is not None else None,
         absent=absent,
     )
+    answer = replace(answer, **beside.answers(bare, choice.chosen), joint=beside.joint(choice.chosen, budget))
     return answer, within if eager is None else (eager, *within)
 
 
@@ -134,10 +153,16 @@ def _largest_size(engine: Engine, serving: Serving) -> int | None:
     return serving.max_running_requests
 
 
+FIELDS = (
+    *("decode", "default", "eager", "runner_up", "flags", "largest_step"),
+    *("prefill", "prefill_default", "prefill_eager", "prefill_share", "joint"),
+)
+
+
 def nothing_fits(engine: Engine, message: str, budget: KvBudget | None) -> EngineAnswer:
     """An answer without a list."""
     status: Status = "nothing_fits"
-    absent = dict.fromkeys(("decode", "default", "eager", "runner_up", "flags", "largest_step"), "there is no answer")
+    absent = dict.fromkeys(FIELDS, "there is no answer")
     if budget is None:
         absent["memory"] = "no budget was drawn up"
     return EngineAnswer(
@@ -159,7 +184,13 @@ def nothing_fits(engine: Engine, message: str, budget: KvBudget | None) -> Engin
     )
 
 
-def _flags(engine: Engine, chosen: Candidate, budget: KvBudget | None, of: Measurements) -> Flags:
-    """Flags for the list, and for the engine's memory fraction where it has to differ from the engine's own."""
+def _flags(
+    engine: Engine, chosen: Candidate, prefill: Candidate | None, budget: KvBudget | None, of: Measurements
+) -> Flags:
+    """Flags for the lists, and for the engine's memory fraction where it has to differ from the engine's own."""
     fraction = budget.fraction if budget is not None and budget.fraction_changed else None
-    return engine.flags(GraphPlan(decode=chosen.sizes, mem_fraction=fraction), of.serving, of.device)
+    plan = GraphPlan(decode=chosen.sizes, mem_fraction=fraction)
+    if prefill is not None:
+        backend = prefill.cost.of.backend if prefill.cost is not None else None
+        plan = replace(plan, prefill=prefill.sizes, prefill_backend=backend)
+    return engine.flags(plan, of.serving, of.device)

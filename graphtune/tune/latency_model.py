@@ -140,9 +140,9 @@ class LatencyModel:
             self._by_size[key] = {
                 context: figure
                 for context in self.contexts(execution)
-                if (figure := _between(self._columns[execution, context], size)) is not None
+                if (figure := between(self._columns[execution, context], size)) is not None
             }
-        return _between(self._by_size[key], context_tokens)
+        return between(self._by_size[key], context_tokens)
 
     @cached_property
     def _contexts(self) -> dict[Execution, tuple[int, ...]]:
@@ -169,7 +169,7 @@ class LatencyModel:
         return {}
 
 
-def _between(figures: Mapping[int, StepFigure], at: float) -> StepFigure | None:
+def between(figures: Mapping[int, StepFigure], at: float) -> StepFigure | None:
     """The figure at ``at``, or on the line between its neighbours; None outside. Keys ascend."""
     keys = list(figures)
     right = bisect_left(keys, at)

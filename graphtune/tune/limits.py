@@ -18,17 +18,30 @@ from graphtune.units import format_bytes, format_duration_s, format_us
 class Budgets:
     """Budgets of one engine by candidate; None for all of them where no budget can be drawn up.
 
-    At least the smallest step of the traffic and the KV tokens asked for must fit.
+    At least the smallest step of the traffic and the KV tokens asked for must fit. ``beside`` is what is captured for
+    another phase.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, of: Measurements, least_kv_tokens: float) -> None:
-        self._of, self._limits = of, limits
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        of: Measurements,
+        least_kv_tokens: float,
+        beside: Candidate | None = None,
+    ) -> None:
+        self._engine, self._of, self._limits, self._beside = engine, of, limits, beside
         self._least = max(math.ceil(least_kv_tokens), limits.min_kv_tokens or 0)
         self._rule = engine.memory_rule(of.device, of.serving)
 
     def __call__(self, candidate: Candidate | None) -> KvBudget | None:
-        cost = candidate.cost if candidate else None
-        return self.of_bytes(cost.graph_bytes if cost else 0, cost.activation_peak_bytes if cost else None)
+        costs = [one.cost for one in (candidate, self._beside) if one is not None and one.cost is not None]
+        peaks = [cost.activation_peak_bytes for cost in costs if cost.activation_peak_bytes is not None]
+        return self.of_bytes(sum(cost.graph_bytes for cost in costs), max(peaks, default=None))
+
+    def beside(self, other: Candidate) -> Budgets:
+        """The budgets of candidates with the list of another phase captured as well."""
+        return Budgets(self._engine, self._limits, self._of, self._least, other)
 
     def kv_tokens(self, candidate: Candidate) -> int | None:
         budget = self(candidate)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from graphtune.engines.base import Engine, Padding
+from graphtune.results import Phase
 from graphtune.tune.answer_words import listed_of
-from graphtune.tune.bucket_worth import bucket_worths, cliff
+from graphtune.tune.bucket_worth import SizeCost, bucket_worths, cliff, predicted_size_costs
 from graphtune.tune.candidates import Candidate, Evaluator, ratio
 from graphtune.tune.limits import Budgets
 from graphtune.tune.measurements import Measurements
@@ -14,6 +16,7 @@ from graphtune.tune.memory_model import key_of
 from graphtune.tune.objective import served
 from graphtune.tune.recommendation import BOUND_MISSING, CHOSEN_MISSING, EAGER_MISSING, ListAnswer
 
+OF_DECODE = "gaps between tokens are those of decode"
 NO_STEPS = "steps of as many requests as its KV holds were not measured"
 
 
@@ -21,22 +24,44 @@ class Lister:
     """Turns candidates of one engine into list answers, each compared with the chosen one."""
 
     def __init__(
-        self, engine: Engine, of: Measurements, budgets: Budgets, chosen: Candidate, evaluator: Evaluator
+        self,
+        engine: Engine,
+        of: Measurements,
+        budgets: Budgets,
+        chosen: Candidate,
+        evaluator: Evaluator,
+        phase: Phase = "decode",
     ) -> None:
-        self._dispatch = engine.dispatch
+        dispatch = engine.dispatch
+        self._phase = phase
+        self._unit = dispatch.decode_unit if phase == "decode" else dispatch.prefill_unit
+        self._padding: Padding = dispatch.decode if phase == "decode" else dispatch.prefill
         self._of, self._budgets, self._chosen, self._evaluator = of, budgets, chosen, evaluator
 
     def explained(self, candidate: Candidate, padding: Padding | None = None) -> ListAnswer:
         """The answer with what each bucket earns, under the engine's padding rule or ``padding``."""
-        cost = candidate.cost
-        costs = self._of.size_costs.get(key_of(cost.of), {}) if cost else {}
-        buckets = bucket_worths(self._evaluator, candidate.sizes, padding or self._dispatch.decode, costs)
+        costs = self._size_costs(candidate)
+        buckets = bucket_worths(self._evaluator, candidate.sizes, padding or self._padding, costs)
         answer = self(candidate)
-        given = served(self._evaluator, candidate.sizes, padding or self._dispatch.decode, answer.kv_tokens)
+        kv_tokens = answer.kv_tokens if self._phase == "decode" else None
+        given = served(self._evaluator, candidate.sizes, padding or self._padding, kv_tokens)
+        if self._phase == "prefill":
+            given = given._replace(inter_token_p99_us=None)
+            answer = answer.without("inter_token_p99_us", OF_DECODE)
         for name, value in given._asdict().items():
-            if value is None:
+            if value is None and name not in answer.absent:
                 answer = answer.without(name, answer.absent.get("expected_step_us", NO_STEPS))
         return replace(answer, **given._asdict(), buckets=buckets, cliff=cliff(self._evaluator, candidate.sizes))
+
+    def _size_costs(self, candidate: Candidate) -> Mapping[int, SizeCost]:
+        """What each size adds: as predicted for lists that are, else as captured in the list that the bytes are of."""
+        cost = candidate.cost
+        if cost is None:
+            return {}
+        if cost.provenance == "predicted":
+            memory = self._of.memory if self._phase == "decode" else self._of.prefill_memory[cost.of.backend]
+            return predicted_size_costs(memory, cost)
+        return self._of.size_costs.get(key_of(cost.of), {})
 
     def __call__(self, candidate: Candidate) -> ListAnswer:
         evaluation, cost = candidate.evaluation, candidate.cost
@@ -47,7 +72,7 @@ class Lister:
             absent["kv_tokens"] = self._of.why_no_budget
         of = cost.of if cost else None
         return ListAnswer(
-            unit=self._dispatch.decode_unit,
+            unit=self._unit,
             capture_sizes=candidate.sizes,
             backend=of.backend if of else ("full" if candidate.sizes else "eager"),
             order=of.order if of else None,
@@ -65,7 +90,7 @@ class Lister:
             graph_bytes_from=cost.provenance if cost else ("measured" if known else None),
             capture_s_from=None if "capture_s" in absent else (cost.provenance if cost else "measured"),
             bytes_of_list=of.name if of else None,
-            evidence=tuple(dict.fromkeys((*self._of.model.cell_ids, *(cost.cell_ids if cost else ())))),
+            evidence=tuple(dict.fromkeys((*self._evaluator.model.cell_ids, *(cost.cell_ids if cost else ())))),
             chosen_over_this=None if "chosen_over_this" in absent else ratio(self._chosen, candidate),
             absent=absent,
         )
@@ -77,7 +102,7 @@ class Lister:
         if evaluation.padding_waste is None:
             absent["padding_waste"] = "no step of this traffic is served by a graph"
         if evaluation.expected_step_us is None:
-            reason = f"no figure was measured for steps of {listed_of(evaluation.without_figure)} requests"
+            reason = f"no figure was measured for steps of {listed_of(evaluation.without_figure)} {self._unit}"
             absent |= dict.fromkeys(("expected_step_us", "values.expected_step_us", "chosen_over_this"), reason)
         elif candidate is self._chosen:
             absent["chosen_over_this"] = CHOSEN_MISSING

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphtune.engines.base import DeviceFacts, Serving
+from graphtune.model_config import ModelConfig
 from graphtune.results import CellResult, Environment, ModelFacts
 from graphtune.stats import Disturbances, Noise
 from graphtune.tune.bucket_worth import SizeCost
 from graphtune.tune.kv_budget import FixedBytes
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.memory_model import ListKey, MemoryModel, context_bytes
+from graphtune.tune.model_bytes import Deployment, model_bytes
+from graphtune.tune.prefill_model import PrefillModel
 from graphtune.units import GpuMemory, parse_gpu_memory, swept_gpu_memory
 
 
@@ -21,7 +24,7 @@ class Measurements:
 
     ``fixed`` is null, for the reason ``why_no_budget``, where no budget can be drawn up. ``distinguishes_eager`` is
     false on a CPU, where a tape replay saves nothing over the eager step.
-    ``size_costs`` is what each size added to each captured list.
+    ``size_costs`` is what each size added to each captured list. ``prefill`` and ``prefill_memory`` are by backend.
     """
 
     model: LatencyModel
@@ -35,6 +38,8 @@ class Measurements:
     serving: Serving
     distinguishes_eager: bool
     size_costs: Mapping[ListKey, Mapping[int, SizeCost]] = field(default_factory=dict)
+    prefill: Mapping[str, PrefillModel] = field(default_factory=dict)
+    prefill_memory: Mapping[str, MemoryModel] = field(default_factory=dict)
 
 
 def environment_of(cells: Sequence[CellResult]) -> Environment | None:
@@ -60,9 +65,12 @@ def device_facts_of(gpu: GpuMemory | None) -> DeviceFacts:
 
 
 def fixed_bytes_of(
-    cells: Sequence[CellResult], facts: ModelFacts | None, gpu: GpuMemory | None
+    cells: Sequence[CellResult],
+    facts: ModelFacts | None,
+    gpu: GpuMemory | None,
+    deployment: Deployment | None = None,
 ) -> tuple[FixedBytes | None, str]:
-    """The bytes that every list needs, or the reason why there is no budget."""
+    """The bytes that every list needs under a deployment, or the reason why there is no budget."""
     contexts = [count for cell in cells if (count := context_bytes(cell)) is not None]
     if gpu is None:
         return None, "the device's memory is not known; give --gpu-mem"
@@ -70,15 +78,22 @@ def fixed_bytes_of(
         return None, "no cell of this sweep loaded the model"
     if not contexts:
         return None, "this sweep holds no readings of device memory, so the bytes of a CUDA context are not known"
-    page_size = int(next(cell for cell in cells if cell.model is not None).cell.get("page_size", 1))
+    asked = deployment or Deployment()
+    loaded = next(cell for cell in cells if cell.model is not None).cell
+    config = ModelConfig.from_mapping(loaded["model_config"]).shard(facts.shard_of)
+    shapes = model_bytes(config, loaded["dtype"], asked)
+    own_weights = asked.weights_bytes is not None or asked.shard not in (None, facts.shard_of)
+    own_kv = asked.kv_dtype is not None or asked.shard not in (None, facts.shard_of)
     return (
         FixedBytes(
             context_bytes=max(contexts),
-            weights_bytes=facts.weights_bytes,
+            weights_bytes=shapes.weights_bytes if own_weights else facts.weights_bytes,
             workspace_bytes=facts.workspace_bytes,
             static_buffer_bytes=facts.static_buffer_bytes,
-            bytes_per_kv_token=facts.kv_bytes_per_token,
-            page_size=page_size,
+            bytes_per_kv_token=shapes.bytes_per_kv_token if own_kv else facts.kv_bytes_per_token,
+            page_size=int(loaded.get("page_size", 1)),
+            activation_bytes_per_token=shapes.activation_bytes_per_token,
+            logits_bytes_per_row=shapes.logits_bytes_per_row,
         ),
         "",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import Engine, Serving
@@ -26,6 +26,8 @@ from graphtune.tune.measurements import (
     model_facts_of,
 )
 from graphtune.tune.memory_model import memory_model
+from graphtune.tune.model_bytes import Deployment
+from graphtune.tune.prefill_model import prefill_models
 from graphtune.tune.recommendation import (
     EngineAnswer,
     Limits,
@@ -51,7 +53,8 @@ class Question:
 
     ``context_tokens`` null is the context that the sweep measured most sizes at; ``max_running_requests`` null is the
     largest measured size. ``engines`` empty is all of them. ``load`` (``4``, ``80%``), ``chunk_size`` and
-    ``prefill_tokens_per_s`` say how a request trace meets a server.
+    ``prefill_tokens_per_s`` say how a request trace meets a server. ``deployment`` is how the server differs from what
+    was swept in weights, KV cache and shard.
     """
 
     gpu_mem: str | None = None
@@ -70,6 +73,7 @@ class Question:
     objective: Objective = "step"
     slo_inter_token_us: float | None = None
     current: str | None = None
+    deployment: Deployment = field(default_factory=Deployment)
 
 
 def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
@@ -124,7 +128,8 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
 def _measurements(sweep: Sweep, cells: Sequence[CellResult], question: Question) -> Measurements:
     gpu = gpu_of(question.gpu_mem, environment_of(cells))
     facts = model_facts_of(cells)
-    fixed, why_not = fixed_bytes_of(cells, facts, gpu)
+    prefill = prefill_models(cells, question.eager_overhead_us)
+    fixed, why_not = fixed_bytes_of(cells, facts, gpu, question.deployment)
     return Measurements(
         model=latency_model(cells, eager_overhead_us=question.eager_overhead_us),
         memory=memory_model(cells),
@@ -134,9 +139,14 @@ def _measurements(sweep: Sweep, cells: Sequence[CellResult], question: Question)
         fixed=fixed,
         why_no_budget=why_not,
         device=device_facts_of(gpu),
-        serving=Serving(tp=facts.shard_of if facts else 1, max_running_requests=question.max_running_requests),
+        serving=Serving(
+            tp=question.deployment.shard or (facts.shard_of if facts else 1),
+            max_running_requests=question.max_running_requests,
+        ),
         distinguishes_eager=sweep.device == "cuda",
         size_costs=size_costs(cells),
+        prefill=prefill,
+        prefill_memory={backend: memory_model(cells, "prefill", backend) for backend in prefill},
     )
 
 
@@ -150,7 +160,9 @@ def _traffic(question: Question, of: Measurements, cells: Sequence[CellResult]) 
         return TraceTraffic(
             trace=asked,
             load=question.load or "1",
-            prefill=stated_prefill(question.prefill_tokens_per_s, of.model),
+            prefill=None
+            if question.prefill_tokens_per_s is None and of.prefill
+            else stated_prefill(question.prefill_tokens_per_s, of.model),
             chunk_size=question.chunk_size or CHUNK_SIZE,
             max_running_requests=min(question.max_running_requests or largest, largest),
             page_size=of.fixed.page_size if of.fixed else 1,

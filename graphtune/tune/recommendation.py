@@ -23,7 +23,6 @@ SCHEMA = 1
 Objective = Literal["step", "throughput", "p99-itl", "startup"]
 Status = Literal["ok", "nothing_fits", "partial"]
 
-PREFILL_MISSING = "prefill graphs are not measured by this version"
 COMPILE_MISSING = "compiled decode steps are not measured by this version"
 BOUND_MISSING = "bytes that are a bound have no lower end"
 EAGER_MISSING = "nothing is captured"
@@ -32,6 +31,8 @@ SAME_WORKLOAD = "the traffic is that at the top, the same for all engines"
 NOT_SIMULATED = "only request traces are simulated"
 NOT_ASKED = "give --current to compare with what a server runs now"
 KEEPS_UP = "the server keeps up"
+SETTING_MISSING = "this engine sizes its KV cache by a fraction only"
+POOL_MISSING = "this engine's limit of running requests does not depend on its KV cache"
 PEAK_MISSING = "no peak was sampled for what is captured here; only the engine's own reserve stands for it"
 GENERAL_REASONS = frozenset({COMPILE_MISSING, BOUND_MISSING, EAGER_MISSING, CHOSEN_MISSING, NOT_SIMULATED})
 
@@ -143,6 +144,26 @@ class CurrentAnswer:
 
 
 @dataclass(frozen=True)
+class JointAnswer:
+    """The lists of both phases together. ``one_list``: the engine captures every size for both.
+
+    ``graph_bytes`` is the sum of both. On a trace ``max_running_requests`` is the limit that gives the most tokens per
+    second, ``tokens_per_s``, with all of it there at once; else it is as asked, null where it is left to the engine.
+    """
+
+    one_list: bool
+    decode_sizes: tuple[int, ...]
+    prefill_sizes: tuple[int, ...]
+    decode_backend: str
+    prefill_backend: str
+    graph_bytes: int
+    capture_s: float | None
+    kv_tokens: int | None
+    max_running_requests: int | None
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True)
 class EngineAnswer:
     """The answer for one engine. ``message`` says in one sentence what was found.
 
@@ -173,6 +194,11 @@ class EngineAnswer:
     overload: str | None = None
     settled: bool = True
     current: CurrentAnswer | None = None
+    prefill: ListAnswer | None = None
+    prefill_default: ListAnswer | None = None
+    prefill_eager: ListAnswer | None = None
+    prefill_share: float | None = None
+    joint: JointAnswer | None = None
     absent: dict[str, str] = field(default_factory=dict)
 
 
@@ -290,9 +316,12 @@ def as_json(of: Recommendation) -> dict[str, Any]:
 
 def _engine(answer: EngineAnswer, path: str, missing: dict[str, str], asked: Workload) -> dict[str, Any]:
     missing |= {f"{path}.{name}": reason for name, reason in answer.absent.items()}
-    missing["engines.*.prefill"] = PREFILL_MISSING
     if answer.memory is not None and answer.memory.activation_peak_bytes is None:
         missing[f"{path}.memory.activation_peak_bytes"] = PEAK_MISSING
+    if answer.memory is not None and answer.memory.kv_bytes_setting is None:
+        missing[f"{path}.memory.kv_cache_setting"] = SETTING_MISSING
+    if answer.memory is not None and any(one.request_pool is None for one in answer.memory.rounds):
+        missing[f"{path}.memory.*.request_pool"] = POOL_MISSING
     workload = None
     if answer.workload is None or answer.workload == asked:
         missing["engines.*.workload"] = SAME_WORKLOAD
@@ -310,7 +339,11 @@ def _engine(answer: EngineAnswer, path: str, missing: dict[str, str], asked: Wor
         "steps_share": answer.steps_share,
         "largest_step": answer.largest_step,
         "decode": _list(answer.decode, f"{path}.decode", missing),
-        "prefill": None,
+        "prefill": _list(answer.prefill, f"{path}.prefill", missing),
+        "prefill_default": _list(answer.prefill_default, f"{path}.prefill_default", missing),
+        "prefill_eager": _list(answer.prefill_eager, f"{path}.prefill_eager", missing),
+        "prefill_share": answer.prefill_share,
+        "joint": _joint(answer.joint, f"{path}.joint", missing),
         "memory": _memory(answer.memory),
         "default": _list(answer.default, f"{path}.default", missing),
         "eager": _list(answer.eager, f"{path}.eager", missing),
@@ -403,6 +436,22 @@ def _current(of: CurrentAnswer | None, path: str, missing: dict[str, str]) -> di
     }
 
 
+JOINT_MISSING = {
+    "capture_s": "the capture of one of the lists was not timed",
+    "kv_tokens": "there is no KV budget",
+    "max_running_requests": "it is left to the engine",
+    "tokens_per_s": NOT_SIMULATED,
+}
+
+
+def _joint(of: JointAnswer | None, path: str, missing: dict[str, str]) -> dict[str, Any] | None:
+    if of is None:
+        return None
+    values = asdict(of)
+    missing |= {f"{path}.{name}": reason for name, reason in JOINT_MISSING.items() if values[name] is None}
+    return {**values, "decode_sizes": list(of.decode_sizes), "prefill_sizes": list(of.prefill_sizes)}
+
+
 def _ratio(of: Ratio | None) -> dict[str, Any] | None:
     if of is None:
         return None
@@ -441,6 +490,14 @@ def _memory(of: KvBudget | None) -> dict[str, Any] | None:
         "bytes_per_kv_token": of.bytes_per_kv_token,
         "max_running_requests": of.max_running_requests,
         "short_by_bytes": of.short_by_bytes,
+        "kv_cache_setting": of.kv_bytes_setting,
+        "own": {
+            "fraction": of.own_fraction,
+            "reserve_bytes": of.own_reserve_bytes,
+            "kv_tokens": of.own_kv_tokens,
+            "kv_tokens_gained": of.kv_tokens_gained,
+        },
+        "rounds": [asdict(one) for one in of.rounds],
         "fraction": {
             "setting": of.fraction_setting,
             "value": of.fraction,

@@ -113,7 +113,7 @@ def _engine(answer: EngineAnswer) -> list[str]:
         lines.append(f"  {title:<16}" + "".join(f"{cell(of):>20}" for _, of in shown))
     if answer.memory is not None:
         lines += _wrapped(_memory(answer.memory), indent="  ", hang="  ")
-    for words in (alternatives(answer), *bucket_words(answer)):
+    for words in (alternatives(answer), *bucket_words(answer), *prefill_words(answer)):
         if words:
             lines += _wrapped(words, indent="  ", hang="  ")
     if answer.current is not None:
@@ -146,6 +146,28 @@ def alternatives(answer: EngineAnswer) -> str:
     if answer.ties:
         words.append(f"{len(answer.ties)} other lists are as fast")
     return "; ".join(words)
+
+
+def prefill_words(answer: EngineAnswer) -> list[str]:
+    """The prefill list beside that of decode, against the engine's own and no graphs; both together."""
+    of, own, eager = answer.prefill, answer.prefill_default, answer.prefill_eager
+    if of is None or own is None or eager is None:
+        return []
+    what = "no graphs" if of.is_eager else f"{size_range(of.capture_sizes)} tokens, {of.backend}, {_bytes(of)}"
+    others = [f"eager {_step(eager)}"]
+    if not own.is_eager:
+        others.append(f"the engine's own {size_range(own.capture_sizes)}: {_step(own)}, {_bytes(own)}")
+    words = [f"prefill: {what}: {_step(of)} a step, {_share(of.coverage)} on graphs ({'; '.join(others)})"]
+    if answer.joint is not None:
+        together = f"both phases: {format_bytes(answer.joint.graph_bytes)} of graphs"
+        if answer.joint.capture_s is not None:
+            together += f", {format_duration_s(answer.joint.capture_s)} to capture"
+        if answer.joint.tokens_per_s is not None:
+            most = answer.joint.max_running_requests
+            limit = f" with at most {most} running" if most is not None else ""
+            together += f"; at most {answer.joint.tokens_per_s:,.0f} tokens a second{limit}"
+        words.append(together)
+    return words
 
 
 def bucket_words(answer: EngineAnswer) -> list[str]:
@@ -266,7 +288,16 @@ def _memory(of: KvBudget) -> str:
         ("KV", of.kv_bytes),
     ]
     listed = " + ".join(f"{name} {format_bytes(size)}" for name, size in terms if size is not None)
-    return f"{format_bytes(of.cuda_total_bytes)} = {listed}; {of.max_running_requests:,} requests fit"
+    words = [f"{format_bytes(of.cuda_total_bytes)} = {listed}", f"{of.max_running_requests:,} requests fit"]
+    if gained := of.kv_tokens_gained:
+        own = f"with its own guess at graphs the engine would have {of.own_kv_tokens:,} KV tokens"
+        words.append(f"{own}, {abs(gained):,} {'fewer' if gained > 0 else 'more'}")
+    if of.kv_bytes_setting is not None:
+        words.append(f"or {of.kv_bytes_setting} {of.kv_bytes}")
+    if len(of.rounds) > 1:
+        turns = (f"{one.graphs} sizes up to {one.top}, KV for {one.request_pool:,} requests" for one in of.rounds)
+        words.append(f"settled in {len(of.rounds)} rounds: {' -> '.join(turns)}")
+    return "; ".join(words)
 
 
 def flag_lines(flags: Flags, width: int | None = None) -> list[str]:

@@ -11,7 +11,8 @@ from graphtune.engines import engine_named
 from graphtune.engines.base import DeviceFacts, Padding, Serving
 from graphtune.errors import InputError
 from graphtune.store import Sweep
-from graphtune.tune.latency_model import latency_model
+from graphtune.tune.latency_model import LatencyModel, latency_model
+from graphtune.tune.prefill_model import prefill_models, prefill_steps
 from graphtune.tune.simulate import Server, capacity_per_s, simulate
 from graphtune.tune.simulation import Simulation
 from graphtune.tune.step_times import PrefillTimes, StepTimes, stated_prefill, step_times
@@ -26,7 +27,8 @@ class ServerQuestion:
     """What a user says of a server. ``sizes`` is ``default`` (the engine's own list), ``none``, or numbers with commas.
 
     A ``recommendation`` (the JSON of ``recommend --json``) gives the list and the KV tokens of its engine.
-    ``max_running_requests`` null is the largest measured batch. KV tokens and the prefill rate have no default.
+    ``max_running_requests`` null is the largest measured batch. KV tokens have no default, nor has the prefill rate
+    where the sweep timed no prefill.
     """
 
     engine: str = "sglang"
@@ -79,7 +81,7 @@ def simulated_server(sweep: Sweep, question: ServerQuestion) -> SimulatedServer:
             action="Give the figure that the server logs, or --recommendation FILE with one.",
         )
     model = latency_model(sweep.cells, eager_overhead_us=question.eager_overhead_us)
-    prefill = stated_prefill(question.prefill_tokens_per_s, model)
+    prefill = _prefill(sweep, question, model)
     most = question.max_running_requests or model.largest_size
     sizes, padding, listed = _list(sweep, question, most, stored)
     times = step_times(model, sizes, most, padding)
@@ -111,6 +113,23 @@ def _list(
     return tuple(sorted({int(part) for part in parts})), engine.dispatch.decode, "as given"
 
 
+def _prefill(sweep: Sweep, question: ServerQuestion, model: LatencyModel) -> PrefillTimes:
+    """As stated, else measured: under the recommended list, the engine's own beside its own decode list, else eager."""
+    models = prefill_models(sweep.cells, question.eager_overhead_us)
+    if question.prefill_tokens_per_s is not None or not models:
+        return stated_prefill(question.prefill_tokens_per_s, model)
+    engine, backend = engine_named(question.engine), None
+    sizes: tuple[int, ...] = ()
+    if question.recommendation is not None:
+        answer = _at(_at(_at(_read(question.recommendation), "engines"), engine.name), "prefill")
+        backend, sizes = _at(answer, "backend"), tuple(_at(answer, "capture_sizes") or ())
+    elif question.sizes in (None, "default"):
+        sizes = engine.default_prefill_sizes(_device(sweep), Serving())
+    found = prefill_steps(models, engine.dispatch, backend, sizes)
+    assert found is not None
+    return found
+
+
 def _device(sweep: Sweep) -> DeviceFacts:
     environment = next((cell.environment for cell in sweep.cells if cell.environment is not None), None)
     gpu = swept_gpu_memory(environment) if environment is not None else None
@@ -125,20 +144,23 @@ def _page_size(sweep: Sweep) -> int:
 
 def _recommended(question: ServerQuestion) -> tuple[tuple[int, ...], int | None]:
     """Capture sizes and KV tokens of the engine's answer in a stored recommendation."""
-    where = str(question.recommendation)
-    try:
-        assert question.recommendation is not None
-        values = json.loads(question.recommendation.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=where) from error
-    except ValueError as error:
-        raise InputError(f"is not JSON: {error}", where=where) from error
+    assert question.recommendation is not None
+    where, values = str(question.recommendation), _read(question.recommendation)
     name = engine_named(question.engine).name
     answer: Any = _at(_at(values, "engines"), name)
     sizes, kv_tokens = _at(_at(answer, "decode"), "capture_sizes"), _at(_at(answer, "memory"), "kv_tokens")
     if not isinstance(sizes, list) or not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise InputError(f"holds no decode list for {name}", where=where, action="`recommend --json` writes one.")
     return tuple(sorted(sizes)), kv_tokens if isinstance(kv_tokens, int) and kv_tokens >= 1 else None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
+        raise InputError(f"is not JSON: {error}", where=str(path)) from error
 
 
 def _at(values: Any, key: str) -> Any:

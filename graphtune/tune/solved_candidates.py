@@ -31,17 +31,19 @@ def solved_candidates(
     cap_factor: float | None = None,
     largest_size: int | None = None,
     max_graphs: int = MOST_GRAPHS,
+    without: frozenset[int] = frozenset(),
 ) -> tuple[Candidate, ...]:
     """The sizes with the least expected step for each number of graphs, where one more graph helps.
 
-    Only sizes whose outputs were checked and passed are used, none above ``largest_size``; equal sizes appear once.
+    Only sizes whose outputs were checked and passed are used, none above ``largest_size`` or in ``without``; equal
+    sizes appear once.
     """
     found: dict[tuple[int, ...], Candidate] = {}
-    usable = {_checked(measured, largest_size) for measured in memory.lists}
-    every = checked_sizes(memory, largest_size)
+    every = tuple(size for size in checked_sizes(memory, largest_size) if size not in without)
+    usable = {tuple(size for size in _checked(of, largest_size) if size not in without) for of in memory.lists}
     if not every or not evaluator.steps:
         return ()
-    raw, weights, graph, eager = _figures(evaluator, every)
+    raw, weights, graph, eager = figures_of(evaluator, every)
     for sizes in sorted({*usable, every} - {()}):
         columns = np.searchsorted(every, sizes)
         costs = step_costs(raw, weights, sizes, graph[:, columns], eager, padding=padding, cap_factor=cap_factor)
@@ -83,7 +85,7 @@ def _best_of_each(costs: StepCosts, max_graphs: int) -> list[tuple[int, ...]]:
     return list(found)
 
 
-def _figures(evaluator: Evaluator, sizes: tuple[int, ...]) -> tuple[list[int], list[float], np.ndarray, list[float]]:
+def figures_of(evaluator: Evaluator, sizes: tuple[int, ...]) -> tuple[list[int], list[float], np.ndarray, list[float]]:
     """Raw sizes, their weights, and the mean step over their contexts in each size (n, m) and eager (n)."""
     model = evaluator.model
     by_raw = defaultdict(list)

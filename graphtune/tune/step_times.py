@@ -6,7 +6,7 @@ Below the measured contexts the lowest answers. Above them (or above those that 
 with every further KV token as it does between the last two contexts of the largest size that has two: such steps are
 extrapolated, and counted.
 
-Sweeps hold no prefill times yet. ``PrefillRate`` is what a user states, and says so.
+``PrefillRate`` is what a user states of prefill, and says so; ``prefill_model.PrefillSteps`` is what a sweep measured.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class PrefillRate:
 
 
 def stated_prefill(tokens_per_s: float | None, model: LatencyModel) -> PrefillRate:
-    """The rate that a user states. Raises InputError without one: sweeps hold no prefill times."""
+    """The rate that a user states. Raises InputError without one."""
     if tokens_per_s is None or not 0 < tokens_per_s < float("inf"):
         raise InputError(
-            "sweeps hold no prefill times, and without them there is no waiting time to tell",
+            "this sweep holds no prefill times, and without them there is no waiting time to tell",
             where="--prefill-tokens-per-s",
             action="Give the prompt tokens per second that your server prefills.",
         )

@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 
 from graphtune.engines.base import Engine, Padding
 from graphtune.errors import InputError
+from graphtune.stats import LEAST_TOLERANCE
 from graphtune.tune.candidates import Candidate
 from graphtune.tune.current_launch import Current
 from graphtune.tune.engine_answer import answer_for, nothing_fits
 from graphtune.tune.limits import Budgets, too_little
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.objective import Judge, Served
+from graphtune.tune.prefill_model import prefill_steps
 from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer, Simulated
 from graphtune.tune.simulate import Server
 from graphtune.tune.simulated_server import SimulatedServer
 from graphtune.tune.simulation import Simulation
 from graphtune.tune.solved_candidates import checked_sizes
-from graphtune.tune.step_times import PrefillTimes, step_times
+from graphtune.tune.step_times import PrefillTimes, stated_prefill, step_times
 from graphtune.tune.workload import Workload
 from graphtune.tune.workloads.trace import Trace
 
@@ -31,12 +33,15 @@ MOST_JUDGED = 8
 
 @dataclass(frozen=True)
 class TraceTraffic:
-    """A trace with what decides how it meets a server. ``load`` is as written: ``4``, or ``80%`` of what the server can
-    take with a graph at every measured size."""
+    """A trace with what decides how it meets a server.
+
+    ``load`` is as written: ``4``, or ``80%`` of what the server can take with a graph at every measured size.
+    ``prefill`` is what a user states; null takes the sweep's own times, under the recommended list.
+    """
 
     trace: Trace
     load: str
-    prefill: PrefillTimes
+    prefill: PrefillTimes | None
     chunk_size: int
     max_running_requests: int
     page_size: int
@@ -49,6 +54,7 @@ class Playback:
     engine: Engine
     traffic: TraceTraffic
     of: Measurements
+    prefill: PrefillTimes
     load: float = 1.0
 
     def server(self, sizes: Sequence[int], kv_tokens: int, padding: Padding | None = None) -> SimulatedServer:
@@ -57,7 +63,7 @@ class Playback:
         most = traffic.max_running_requests
         times = step_times(self.of.model, sizes, most, padding or self.engine.dispatch.decode)
         limits = Server(most, max(kv_tokens, 1), traffic.chunk_size, traffic.page_size)
-        return SimulatedServer(limits, times, traffic.prefill, "")
+        return SimulatedServer(limits, times, self.prefill, "")
 
     def run(self, sizes: Sequence[int], kv_tokens: int, padding: Padding | None = None) -> Simulation:
         return self.server(sizes, kv_tokens, padding).run(self.traffic.trace, self.load)
@@ -104,9 +110,9 @@ def answer_for_trace(
     if not bare.fits:
         return nothing_fits(engine, too_little(bare, limits), bare), ()
     sizes, kv_tokens = checked_sizes(of.memory, traffic.max_running_requests), bare.kv_tokens
-    playback = Playback(engine, traffic, of)
+    playback = Playback(engine, traffic, of, prefill_times(engine, traffic, of, None))
     playback = replace(playback, load=playback.server(sizes, kv_tokens).load_of(traffic.load, traffic.trace))
-    seen: list[tuple[int, ...]] = []
+    seen: list[tuple[tuple[int, ...], PrefillTimes]] = []
     while True:
         found = playback.run(sizes, kv_tokens)
         workload = found.workload()
@@ -116,11 +122,22 @@ def answer_for_trace(
         answer = replace(answer, load=playback.load, overload=found.overload)
         if answer.decode is None or answer.memory is None:
             return answer, candidates
-        settled = answer.decode.capture_sizes == sizes
-        seen.append(sizes)
-        if settled or len(seen) == MOST_ROUNDS or answer.decode.capture_sizes in seen:
-            return _with_simulations(replace(answer, settled=settled), playback), candidates
+        times = prefill_times(engine, traffic, of, answer.prefill)
+        settled = answer.decode.capture_sizes == sizes and times == playback.prefill
+        seen.append((sizes, playback.prefill))
         sizes, kv_tokens = answer.decode.capture_sizes, answer.memory.kv_tokens
+        playback = replace(playback, prefill=times)
+        if settled or len(seen) == MOST_ROUNDS or (sizes, times) in seen:
+            return _with_simulations(replace(answer, settled=settled), playback, limits), candidates
+
+
+def prefill_times(engine: Engine, traffic: TraceTraffic, of: Measurements, chosen: ListAnswer | None) -> PrefillTimes:
+    """As stated, else those of the sweep under the chosen list; without one, eager. Raises InputError for neither."""
+    if traffic.prefill is not None:
+        return traffic.prefill
+    backend = chosen.backend if chosen is not None and chosen.capture_sizes else None
+    found = prefill_steps(of.prefill, engine.dispatch, backend, chosen.capture_sizes if chosen is not None else ())
+    return found if found is not None else stated_prefill(None, of.model)
 
 
 def not_simulated(traffic: Workload | TraceTraffic) -> Workload:
@@ -131,11 +148,38 @@ def not_simulated(traffic: Workload | TraceTraffic) -> Workload:
     return Workload((), (), traffic.max_running_requests, traffic.chunk_size, source, "per_step")
 
 
-def _with_simulations(answer: EngineAnswer, playback: Playback) -> EngineAnswer:
+def best_limit(answer: EngineAnswer, playback: Playback, limits: Limits) -> tuple[int, float] | None:
+    """The most running requests that give the most tokens per second with all of the trace there at once, and that
+    rate; of limits within 1 %, the smallest. With a limit on gaps between tokens, those that keep it at the load.
+
+    Only the captured sizes are tried, since a limit between two pads to the larger. None where no limit keeps it.
+    """
+    assert answer.decode is not None and answer.decode.kv_tokens is not None
+    most, sizes = playback.traffic.max_running_requests, answer.decode.capture_sizes
+    found = []
+    for limit in sorted({*(size for size in sizes if size < most), most}, reverse=True)[:MOST_JUDGED]:
+        played = replace(playback, traffic=replace(playback.traffic, max_running_requests=limit))
+        server = played.server(sizes, answer.decode.kv_tokens)
+        if limits.slo_inter_token_us is not None:
+            gaps = server.run(playback.traffic.trace, playback.load).inter_token
+            if gaps is None or gaps.p99_s * 1e6 > limits.slo_inter_token_us:
+                continue
+        found.append((limit, server.run(playback.traffic.trace, math.inf).tokens_per_s))
+    if not found:
+        return None
+    best = max(rate for _, rate in found)
+    return min(pair for pair in found if pair[1] >= best * (1 - LEAST_TOLERANCE))
+
+
+def _with_simulations(answer: EngineAnswer, playback: Playback, limits: Limits) -> EngineAnswer:
     dispatch, current = answer.dispatch, answer.current
     assert answer.decode is not None
+    joint = answer.joint
+    if joint is not None and (best := best_limit(answer, playback, limits)) is not None:
+        joint = replace(joint, max_running_requests=best[0], tokens_per_s=best[1])
     return replace(
         answer,
+        joint=joint,
         decode=playback.simulated(answer.decode),
         default=answer.default and playback.simulated(answer.default, dispatch.decode_by_default),
         eager=answer.eager and playback.simulated(answer.eager),

@@ -69,7 +69,7 @@ def test_overload_is_a_finding(folder: Path, trace: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--kv-tokens", "200000"], "--prefill-tokens-per-s: sweeps hold no prefill times"),
+        (["--kv-tokens", "200000"], "--prefill-tokens-per-s: this sweep holds no prefill times"),
         (["--prefill-tokens-per-s", "20000"], "--kv-tokens: how many tokens"),
         ([*STATED, "--load", "fast"], "--load: 'fast' is no load"),
         ([*STATED, "--load", "0"], "--load: '0' is no load"),
