@@ -66,7 +66,7 @@ def _torch(torch: TorchFacts, gpu_here: bool) -> Check:
 def _gpus(gpus: tuple[Gpu, ...], reason: str | None, torch: TorchFacts) -> list[Check]:
     if not gpus:
         found = f"none ({reason}); sweeps here run on the CPU and check the machinery only"
-        return [Check("gpu", "note", found, "measure on a machine with an NVIDIA GPU; recommend and lint need none")]
+        return [Check("gpu", "note", found, "sweep on an NVIDIA GPU; recommend and lint need none")]
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return [Check("gpu", "lacks", "hidden by an empty CUDA_VISIBLE_DEVICES", "unset CUDA_VISIBLE_DEVICES")]
     return [check for gpu in gpus for check in _gpu(gpu)]

@@ -19,6 +19,7 @@ def doctor(
     from dataclasses import asdict
 
     from graphtune.doctor import examine
+    from graphtune.terminal import wrapped
 
     checks = examine(Path("reports"))
     if json_:
@@ -26,9 +27,11 @@ def doctor(
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:
-            typer.echo(f"{check.state:<5}  {check.name:<{width}}  {check.found}")
-            if check.mend:
-                typer.echo(f"{'':<5}  {'':<{width}}  → {check.mend}")
+            head = f"{check.state:<5}  {check.name:<{width}}  "
+            for line in wrapped(check.found, head, " " * len(head), break_words=False):
+                typer.echo(line)
+            if check.mend:  # on one line: most of them are commands to copy
+                typer.echo(f"{'':<{len(head)}}→ {check.mend}")
     if any(check.state == "lacks" for check in checks):
         raise typer.Exit(1)
 
