@@ -113,20 +113,24 @@ def _device(gpu_mem: str | None, capability: str | None) -> DeviceFacts:
 
 
 def report_lines(report: LintReport) -> list[str]:
-    """A report in plain lines: what is captured, then the verdicts, worst first, each with its edit."""
+    """A report in plain lines: what is captured, then the verdicts, worst first, each with its edit, which is one line
+    to be copied."""
     import shlex
 
+    from graphtune.terminal import wrapped
     from graphtune.tune.verdict import MEANING
 
     lines = [f"{report.engine} {report.version or '(version not stated)'}, from {report.source}"]
     for phase in report.phases:
         sizes = f"{phase.sizes[0]}…{phase.sizes[-1]} {phase.unit}" if phase.sizes else "no sizes"
         runner = f" (runner {phase.runner})" if phase.runner else ""
-        lines.append(f"  {phase.phase}{runner}: {phase.graphs}, {sizes}" + (f"; {phase.reach}" if phase.reach else ""))
+        reach = f"; {phase.reach}" if phase.reach else ""
+        lines += wrapped(f"{phase.phase}{runner}: {phase.graphs}, {sizes}{reach}", "  ", "    ", break_words=False)
     for verdict in report.verdicts:
         where = f" [{verdict.where}]" if verdict.where else ""
         runner = f" (runner {verdict.runner})" if verdict.runner else ""
-        lines.append(f"{verdict.code}{runner}{where}: {verdict.message}")
+        text = f"{verdict.code}{runner}{where}: {verdict.message}"
+        lines += wrapped(text, following="  ", break_words=False)
         lines += [f"    mend: {edit}" for edit in verdict.edit]
         if verdict.mended is not None and verdict.mended.args:
             lines.append(f"    then: {shlex.join(verdict.mended.args)}")
@@ -135,6 +139,6 @@ def report_lines(report: LintReport) -> list[str]:
     if not report.verdicts:
         lines.append("nothing to report")
     codes = dict.fromkeys(verdict.code for verdict in report.verdicts)
-    lines += [f"  {code}: {MEANING[code]}" for code in codes]
-    lines += [f"  assumed: {text}" for text in report.assumptions]
+    for text in (*(f"{code}: {MEANING[code]}" for code in codes), *(f"assumed: {one}" for one in report.assumptions)):
+        lines += wrapped(text, "  ", "    ", break_words=False)
     return lines
