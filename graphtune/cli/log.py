@@ -46,8 +46,6 @@ def summary(
 
 
 def _print_file(summary: LogSummary) -> None:
-    from graphtune.terminal import wrapped
-
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(summary.skipped.items())) or "none"
     typer.echo(f"{summary.source}: {summary.lines:,} lines, {summary.read:,} read, skipped: {skipped}")
     for number, boot in enumerate(summary.boots, 1):
@@ -55,9 +53,8 @@ def _print_file(summary: LogSummary) -> None:
         if len(summary.boots) > 1:
             title = f"start {number} of {len(summary.boots)}: {title}"
         typer.echo(title + (f", started {boot.started}" if boot.started else ""))
-        for text in boot_lines(boot):
-            for line in wrapped(text, "  ", "    ", break_words=False):
-                typer.echo(line)
+        for line in boot_lines(boot):
+            typer.echo(f"  {line}")
 
 
 def boot_lines(boot: BootSummary) -> list[str]:
