@@ -114,8 +114,8 @@ def test_the_answer_and_the_flags_come_first(rich: str) -> None:
     for name in ("SGLang", "vLLM", "TensorRT-LLM"):
         assert text.index(name) < text.index("Warnings")
     assert "--cuda-graph-config" in text and "cudagraph_capture_sizes" in text and "enable_padding: true" in text
-    buttons = [a for tag, a in Page(rich).tags if tag == "button"]
-    assert len(buttons) == 3 and all(a.get("aria-label") for a in buttons)
+    assert sum(tag == "button" for tag, _ in Page(rich).tags) == 3
+    assert text.count("Copy the flags for") == 3
 
 
 def test_copied_flags_are_the_recommended_flags(rich: str) -> None:

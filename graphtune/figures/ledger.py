@@ -141,8 +141,8 @@ def draw_ledger(stages: Sequence[LedgerStage], ledger: MemoryLedger) -> Drawing:
     if captured.second_reading_bytes is not None:
         readings += f", {format_bytes(captured.second_reading_bytes)} by {SECOND[ledger.second_reading]}"
     says = (
-        "Device memory of the process that timed steps, with its first list captured, by the interval in which it "
-        f"grew. Each mark is read twice, this one as {readings}; over all marks the two differ by {apart} at most. "
+        "Device memory of the process that timed steps, with its first list captured, by the stage in which it grew. "
+        f"Each mark is read twice, this one as {readings}; over all marks the two differ by {apart} at most. "
         f"Unexplained, that is growth while nothing listed happened, plus that difference: {unexplained}."
     )
     columns = ("torch", "graph pool", "outside torch", "free-bytes reading", "second reading", "difference")

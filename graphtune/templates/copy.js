@@ -2,8 +2,9 @@ document.querySelectorAll("button.copy").forEach(function (button) {
   button.addEventListener("click", function () {
     var code = button.closest(".flags").querySelector("code");
     function done(word) {
-      button.textContent = word;
-      setTimeout(function () { button.textContent = "Copy"; }, 1600);
+      var label = button.firstElementChild;
+      label.textContent = word;
+      setTimeout(function () { label.textContent = "Copy"; }, 1600);
     }
     function select() {
       var range = document.createRange();
