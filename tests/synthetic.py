@@ -32,6 +32,17 @@ from graphtune.store import Run, Sweep, SweepWriter
 MIB = 1 << 20
 GIB = 1 << 30
 
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+
 SGLANG_LIST = (1, 2, 4, 8, 12, *range(16, 257, 8))
 VLLM_LIST = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 TENSORRT_LIST = (1, 2, 4, *range(8, 129, 8))
@@ -332,7 +343,7 @@ def cell_result(
     )
     cell = Cell(
         model_name=model_name,
-        model_config={"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32},
+        model_config=LLAMA_8B,
         weights=None,
         dtype="bfloat16",
         shard=facts.shard_of,

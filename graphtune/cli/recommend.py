@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from graphtune.tune.model_bytes import Deployment
     from graphtune.tune.recommend import Question
 
 
@@ -81,6 +83,13 @@ def recommend(
     model: Annotated[
         str | None, typer.Option(help="Model that must have been swept: a name or a config.json.", show_default=False)
     ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Type of the KV cache where it differs from the sweep: fp8, int8, fp4, ...")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Weights of one rank where they differ, for example 38GiB.", show_default=False)
+    ] = None,
+    shard: Annotated[int | None, typer.Option(min=1, help="Ranks of tensor parallelism where they differ.")] = None,
     eager_overhead_ms: Annotated[
         float, typer.Option(min=0.0, help="Milliseconds that your server's eager step takes longer than graphtune's.")
     ] = 0.0,
@@ -120,6 +129,7 @@ def recommend(
         slo_itl_ms,
         current,
     )
+    question = replace(question, deployment=_deployment(kv_dtype, weights, shard))
     answer = answer_question(choose_sweep(folder, model), question)
     if json_ or format_ is Format.JSON:
         typer.echo(json.dumps(as_json(answer), indent=1))
@@ -171,6 +181,13 @@ def _question(
         current=current,
         slo_inter_token_us=None if slo_itl_ms is None else slo_itl_ms * 1000,
     )
+
+
+def _deployment(kv_dtype: str | None, weights: str | None, shard: int | None) -> Deployment:
+    from graphtune.tune.model_bytes import Deployment
+    from graphtune.units import parse_bytes
+
+    return Deployment(kv_dtype, None if weights is None else parse_bytes(weights, where="--weights"), shard)
 
 
 def register(app: typer.Typer) -> None:

@@ -46,10 +46,17 @@ def _about_device(sweep: Sweep, environment: Environment | None, of: Measurement
         if apart >= MIB:
             yield Caution(
                 "other_card",
-                f"Step times and graph memory are those of {sweep.device_name}; only the memory budget is that of "
-                f"the card asked for.",
+                f"Step times and seconds of capture are those of {sweep.device_name} and do not carry over to the card "
+                f"asked for; memory does.",
                 "Sweep on that card before relying on the times.",
             )
+    if of.deployment.shard is not None and environment is not None:
+        yield Caution(
+            "other_shard",
+            f"Weights and KV cache are those of one rank of {of.deployment.shard}; step times and graph memory are "
+            f"those of what was swept.",
+            f"Sweep with --set shard={of.deployment.shard}.",
+        )
     if of.gpu and of.gpu.cuda_total_assumed:
         yield Caution(
             "cuda_total_assumed",
@@ -258,9 +265,9 @@ def _about_budget(of: Measurements, answers: Sequence[EngineAnswer]) -> Iterator
     if any(answer.memory and answer.prefill is None for answer in answers):
         yield Caution(
             "prefill_not_measured",
-            "Nothing is known of this traffic's prefill: its graphs and activations are not in the budget. SGLang's "
-            "reserve holds them by its own rule; vLLM and TensorRT-LLM take them from the KV cache, so their KV tokens "
-            "are an upper bound.",
+            "Nothing is known of this traffic's prefill: its graphs are not in the budget, and its activations are "
+            "those that follow from the model's shapes. vLLM and TensorRT-LLM take prefill graphs from the KV cache, "
+            "so their KV tokens are an upper bound.",
             "Compare with the KV tokens that the engine prints when it starts.",
         )
     if of.distinguishes_eager and of.model.eager_overhead_us == 0:

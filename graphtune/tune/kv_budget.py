@@ -45,6 +45,22 @@ class FixedBytes:
 
 
 @dataclass(frozen=True)
+class Round:
+    """One turn of list to bytes to KV tokens to request pool. A pool smaller than the list's top starts another, with
+    a list that the pool does not cut; null is an engine whose pool does not depend on its KV cache."""
+
+    graphs: int
+    top: int
+    graph_bytes: int
+    kv_tokens: int
+    request_pool: int | None
+
+    @property
+    def settled(self) -> bool:
+        return self.request_pool is None or self.top <= self.request_pool
+
+
+@dataclass(frozen=True)
 class KvBudget:
     """One engine's budget. The terms add up to ``cuda_total_bytes`` unless ``short_by_bytes`` is positive.
 
@@ -54,7 +70,7 @@ class KvBudget:
     KV cache outright, where the engine can.
 
     ``own_kv_tokens`` is what the engine arrives at by ``own_fraction``, with its own guess at decode graphs, and
-    ``own_reserve_bytes`` what it then keeps free.
+    ``own_reserve_bytes`` what it then keeps free. ``rounds`` are those in which list and budget settled.
     """
 
     cuda_total_bytes: int
@@ -80,6 +96,7 @@ class KvBudget:
     own_reserve_bytes: int
     own_kv_tokens: int
     kv_bytes_setting: str | None = None
+    rounds: tuple[Round, ...] = ()
 
     @property
     def kv_tokens_gained(self) -> int:

@@ -23,8 +23,9 @@ class Measurements:
     """Everything that a sweep and a device say, ready to answer with.
 
     ``fixed`` is null, for the reason ``why_no_budget``, where no budget can be drawn up. ``distinguishes_eager`` is
-    false on a CPU, where a tape replay saves nothing over the eager step.
-    ``size_costs`` is what each size added to each captured list. ``prefill`` and ``prefill_memory`` are by backend.
+    false on a CPU, where a tape replay saves nothing over the eager step. ``deployment`` is how the server differs from
+    what was swept. ``size_costs`` is what each size added to each captured list. ``prefill`` and ``prefill_memory`` are
+    by backend.
     """
 
     model: LatencyModel
@@ -37,6 +38,7 @@ class Measurements:
     device: DeviceFacts
     serving: Serving
     distinguishes_eager: bool
+    deployment: Deployment = field(default_factory=Deployment)
     size_costs: Mapping[ListKey, Mapping[int, SizeCost]] = field(default_factory=dict)
     prefill: Mapping[str, PrefillModel] = field(default_factory=dict)
     prefill_memory: Mapping[str, MemoryModel] = field(default_factory=dict)

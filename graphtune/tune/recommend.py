@@ -144,6 +144,7 @@ def _measurements(sweep: Sweep, cells: Sequence[CellResult], question: Question)
             max_running_requests=question.max_running_requests,
         ),
         distinguishes_eager=sweep.device == "cuda",
+        deployment=question.deployment,
         size_costs=size_costs(cells),
         prefill=prefill,
         prefill_memory={backend: memory_model(cells, "prefill", backend) for backend in prefill},

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import DeviceFacts, MemoryRule, Serving
-from graphtune.tune.kv_budget import FixedBytes, KvBudget, kv_budget
+from graphtune.tune.kv_budget import FixedBytes, KvBudget, Round, kv_budget
 from graphtune.units import GIB, MIB, parse_gpu_memory
 
 FIXED = FixedBytes(
@@ -146,3 +147,55 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
     assert of.short_by_bytes == terms(of) - of.cuda_total_bytes + 1024 * of.bytes_per_kv_token
     asked = budget("sglang", min_kv_tokens=10**6)
     assert asked.short_by_bytes == 10**6 * of.bytes_per_kv_token - asked.kv_bytes
+
+
+def test_the_largest_prefill_or_the_sampled_step_is_the_activation_peak() -> None:
+    shapes = {"activation_bytes_per_token": 102_400, "logits_bytes_per_row": 1_282_560}
+    fixed = replace(FIXED, **shapes)
+    rule = rule_of("vllm")
+    assert (rule.chunk_tokens, rule.rows) == (8192, 1024)
+    assert fixed.activation_peak_bytes(rule) == 1024 * (102_400 + 1_282_560)
+    assert fixed.activation_peak_bytes(replace(rule, rows=256)) == 8192 * 102_400
+    gpu = parse_gpu_memory("80")
+    of = kv_budget(gpu, fixed, rule, graph_bytes=0, activation_peak_bytes=12 * MIB, context_tokens=1024)
+    assert of.activation_peak_bytes == 1024 * (102_400 + 1_282_560)
+    large = kv_budget(gpu, fixed, rule, graph_bytes=0, activation_peak_bytes=9 * GIB, context_tokens=1024)
+    assert large.activation_peak_bytes == 9 * GIB
+
+
+def test_sglangs_own_guess_at_graphs_costs_kv_tokens_that_measured_bytes_give_back() -> None:
+    """512 MiB are kept for decode graphs up to 256 on an 80 GB card; the measured list takes 126."""
+    of = budget("sglang")
+    assert of.own_fraction == 0.830 and of.own_kv_tokens < of.kv_tokens
+    free = of.cuda_total_bytes - of.context_bytes
+    by_its_rule = math.floor(free * 0.830) - of.weights_bytes
+    assert abs(of.own_kv_tokens * of.bytes_per_kv_token - by_its_rule) <= 16 * of.bytes_per_kv_token
+    assert of.kv_tokens_gained == of.kv_tokens - of.own_kv_tokens
+
+
+def test_engines_that_measure_for_themselves_arrive_at_the_same() -> None:
+    assert budget("vllm").kv_tokens_gained == 0
+    assert budget("vllm").kv_bytes_setting == "--kv-cache-memory-bytes"
+    assert budget("tensorrt_llm").kv_tokens_gained == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "serving", "pool"),
+    [
+        (1_000_000, Serving(), 4096),
+        (1_000_000, Serving(context_len=131072), 3906),
+        (100_000, Serving(context_len=131072), 2048),
+        (3000, Serving(), 1500),
+        (1_000_000, Serving(max_running_requests=300), 300),
+        (1_000_000, Serving(max_running_requests=300, dp=4), 75),
+        (100, Serving(max_running_requests=300), 50),
+    ],
+)
+def test_sglangs_request_pool(tokens: int, serving: Serving, pool: int) -> None:
+    assert ENGINES["sglang"].request_pool(tokens, serving) == pool
+    assert ENGINES["vllm"].request_pool(tokens, serving) is None
+
+
+def test_a_round_is_settled_when_the_pool_does_not_cut_the_list() -> None:
+    assert Round(3, 64, 0, 128, 64).settled and Round(3, 64, 0, 10, None).settled
+    assert not Round(3, 64, 0, 100, 50).settled
