@@ -26,6 +26,8 @@ LONGEST_RANDOM_LIST: dict[Phase, int] = {"decode": 24, "prefill": 12}
 def memory_cells(cells: Sequence[Cell], choice: MemoryChoice, seed: str) -> tuple[Cell, ...]:
     """One cell per phase and backend for the sizes and settings that ``cells`` capture; ``seed`` decides the draws."""
     kinds = dict.fromkeys((of.phase, of.backend) for cell in cells for of in cell.lists)
+    # Full prefill is an experiment beside breakable: its lists are known by those that were measured.
+    kinds.pop(("prefill", "full"), None)
     return tuple(_cell(cells, phase, backend, choice, seed) for phase, backend in kinds)
 
 

@@ -22,6 +22,9 @@ TOKENS_PER_SLOT = 512
 PREFIX_PAGES = 16
 """Pages beside the tokens themselves that the correctness gate may take for prefixes and another live request."""
 
+REPEATED_UP_TO = 2048
+"""Largest bucket that further processes time: above, no host has a part in the time, and each takes long."""
+
 EAGER_WITH_FULL_UP_TO = 1024
 """Tokens up to which eager is timed again beside full recordings; above, launching is no part of the time."""
 
@@ -47,8 +50,11 @@ class PrefillPlan:
         return [Need(1, tokens, bucket=top.sizes[-1], least=tokens, where=where), *batches]
 
     def cells(self, template: Cell, processes: int) -> list[Cell]:
-        """Cells of the first process check the outputs and time both ends of every bucket; further ones only buckets,
-        breakable, for the noise. Raises InputError for sizes above the largest bucket."""
+        """Cells of the first process check the outputs and time both ends of every bucket; further ones only buckets of
+        up to ``REPEATED_UP_TO`` tokens, breakable, for the noise.
+
+        Raises InputError for sizes above the largest bucket.
+        """
         loaded = self.loaded
         axes = loaded.recipe.prefill
         union = union_of(self.named)
@@ -91,12 +97,15 @@ class PrefillPlan:
 
     def _latency(self, of: CaptureList, *, both_ends: bool) -> Iterator[PrefillAt]:
         axes = self.loaded.recipe.prefill
-        tokens = set(of.sizes)
         if both_ends:
-            tokens |= {below + 1 for below in (0, *of.sizes[:-1])}
+            tokens = {*of.sizes, *(below + 1 for below in (0, *of.sizes[:-1]))}
+        else:
+            tokens = {size for size in of.sizes if size <= REPEATED_UP_TO}
         executions: tuple[Execution, ...] = ("graph", "eager") if "eager" in axes.backends else ("graph",)
         split = EAGER_WITH_FULL_UP_TO if of.backend == "full" else of.sizes[-1]
-        yield PrefillAt(tuple(sorted(size for size in tokens if size <= split)), executions=executions)
+        beside_eager = tuple(sorted(size for size in tokens if size <= split))
+        if beside_eager:
+            yield PrefillAt(beside_eager, executions=executions)
         longer = tuple(sorted(size for size in tokens if size > split))
         if longer:
             yield PrefillAt(longer, executions=("graph",))
@@ -111,7 +120,11 @@ class PrefillPlan:
 def joint_cells(template: Cell, decode: CaptureList, prefill: CaptureList) -> list[Cell]:
     """A list of each phase in one pool, in either order: what the phases take together."""
     both = (decode, prefill)
-    return [replace(template, phase="prefill", lists=lists, purpose="joint") for lists in (both, both[::-1])]
+    return [
+        # Serving engines capture prefill first; that order is the one whose outputs are checked.
+        replace(template, phase="prefill", lists=lists, purpose="joint", gate=lists is not both)
+        for lists in (both, both[::-1])
+    ]
 
 
 def _check_context(loaded: LoadedRecipe, index: int) -> None:

@@ -199,7 +199,7 @@ def test_a_shipped_recipe_plans_the_axes_it_names() -> None:
     rounds = [(cell.phase, cell.process) for cell in made.cells if cell.purpose == "main"]
     first_round, second_round = [("decode", 1)] * 5 + [("prefill", 1)] * 2, [("decode", 2)] * 5 + [("prefill", 2)]
     assert rounds == first_round + second_round
-    assert [cell.purpose for cell in made.cells[13:]] == ["control", *["joint"] * 2, *["memory"] * 3]
+    assert [cell.purpose for cell in made.cells[13:]] == ["control", *["joint"] * 2, *["memory"] * 2]
     assert (made.skips, made.notes) == ((), ())
 
 

@@ -31,6 +31,7 @@ def compare(
     cache: PagedKVCache,
     out_slots: torch.Tensor,
     *,
+    output: torch.Tensor | None,
     replay: Callable[[], torch.Tensor],
     poison: Callable[[], None],
     padded: Callable[[], torch.Tensor],
@@ -38,11 +39,12 @@ def compare(
 ) -> Comparison:
     """Replay a batch, then run it eagerly at the padded size and at the raw one, and compare outputs and written KV.
 
-    ``replay`` and ``padded`` work on the same buffers and plan. ``poison`` spoils the slots' tails before the replay
-    that counts; the output and the KV at ``out_slots`` hold NaN before it, and the KV before each eager run.
+    ``replay`` and ``padded`` work on the same buffers and plan. ``poison`` spoils the slots' tails before the replay;
+    ``output``, where it leaves its result, and the KV at ``out_slots`` hold NaN before it, and the KV before each eager
+    run.
     """
-    # A first replay gives the recorded output's memory, which then holds NaN unless the second one writes it.
-    replay().fill_(NAN)
+    if output is not None:
+        output.fill_(NAN)
     poison()
     outputs, written = [], []
     for run in (replay, padded, raw):

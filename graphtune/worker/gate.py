@@ -79,7 +79,7 @@ def _check_size(runner: GraphDecode, size: int, below: int, *, seed: int) -> Gat
                 seed=int(random.integers(1 << 30)),
             )
             saved.append((live.out_slots, cache.slots(live.out_slots)))
-            results.append(_compare(runner, live, victim=victim, victim_length=longest, victim_slot=victim_slot))
+            results.append(_compare(runner, size, live, victim=victim, victim_length=longest, victim_slot=victim_slot))
         for slots, content in reversed(saved):
             cache.write_slots(slots, content)
     finally:
@@ -88,11 +88,14 @@ def _check_size(runner: GraphDecode, size: int, below: int, *, seed: int) -> Gat
     return judge(size, raws, results, strays=strays, dtype=cache.pool.dtype)
 
 
-def _compare(runner: GraphDecode, live: LiveBatch, *, victim: int, victim_length: int, victim_slot: int) -> Comparison:
+def _compare(
+    runner: GraphDecode, size: int, live: LiveBatch, *, victim: int, victim_length: int, victim_slot: int
+) -> Comparison:
     eager = runner.eager
     return compare(
         eager.cache,
         live.out_slots,
+        output=runner.backend.output(ShapeKey(size)),
         replay=lambda: _replay(runner, live),
         poison=lambda: poison_tails(eager.buffers, live.size, row=victim, length=victim_length, slot=victim_slot),
         padded=runner.run_padded_eagerly,

@@ -1,7 +1,8 @@
 """The correctness gate of prefills: every captured token count is replayed and compared with eager.
 
 Per size, the fewest tokens that are admitted to it and the most are run, as one request and as several of different
-lengths with and without cached prefixes, some of which end a page. Before each replay the slots' tails hold legal
+lengths with and without cached prefixes, some of which end a page (above 1,024 tokens the fewest as several, the most
+as one). Before each replay the slots' tails hold legal
 values of another live request, the output holds NaN and so do the KV slots that the prefill must write. Hidden states
 of a replay are compared bit for bit with the eager body at the padded size (same buffers, same plan) and by ‖d‖/‖ref‖
 with an eager prefill of exactly the real tokens; KV outside the written slots must be equal bit for bit.
@@ -23,6 +24,9 @@ from graphtune.worker.runners.prefill_buffers import LivePrefill, PrefillBuffers
 
 SEVERAL = 4
 """Requests of the batches with several."""
+
+ONE_BATCH_ABOVE = 1024
+"""Tokens above which each token count is run as one batch: these prefills are most of a gate's time."""
 
 PREFIX_PAGES = 3
 """Longest cached prefix that is tried, in pages."""
@@ -56,16 +60,22 @@ def check_prefill(runner: GraphPrefill, *, seed: int) -> tuple[GateCheck, ...]:
 def _check_size(runner: GraphPrefill, size: int, below: int, *, seed: int) -> GateCheck:
     eager, cache = runner.eager, runner.eager.cache
     raws = raw_tokens(size, below, runner.waste_cap, runner.padding)
-    results = [result for raw in raws for result in _results(runner, raw, seed=seed + raw)]
+    results = [result for raw in raws for result in _results(runner, size, raw, seed=seed + raw)]
     strays = runner.backend.strays(ShapeKey(size), {**eager.owners(), **eager.model.named_tensors()})
     return judge(size, raws, results, strays=strays, dtype=cache.pool.dtype)
 
 
-def _results(runner: GraphPrefill, raw: int, *, seed: int) -> Iterator[Comparison]:
-    """The comparisons of one token count, each on requests of its own; KV is put back as it was."""
+def _results(runner: GraphPrefill, size: int, raw: int, *, seed: int) -> Iterator[Comparison]:
+    """The comparisons of one token count, each on requests of its own; KV is put back as it was.
+
+    A long prefill is compared once: with padding as several requests, without as few.
+    """
     eager, table, cache = runner.eager, runner.eager.table, runner.eager.cache
     random = np.random.default_rng(seed)
-    for lengths, prefixes in _batches(raw, eager.max_context, cache.page_size, runner.limits.max_requests, random):
+    batches = list(_batches(raw, eager.max_context, cache.page_size, runner.limits.max_requests, random))
+    if size > ONE_BATCH_ABOVE:
+        batches = batches[1:] if raw < size else batches[:1]
+    for lengths, prefixes in batches:
         totals = [length + prefix for length, prefix in zip(lengths, prefixes, strict=True)]
         rows = table.admit([*totals, cache.page_size])
         try:
@@ -73,7 +83,7 @@ def _results(runner: GraphPrefill, raw: int, *, seed: int) -> Iterator[Compariso
             live = live_prefill(table, rows=rows[:-1].tolist(), prefix_lens=prefixes, input_ids=ids)
             victim_slot = int(table.slots(rows[-1:], np.asarray([cache.page_size - 1]))[0])
             content = cache.slots(live.out_slots)
-            yield _compare(runner, live, victim=int(rows[-1]), victim_slot=victim_slot)
+            yield _compare(runner, size, live, victim=int(rows[-1]), victim_slot=victim_slot)
             cache.write_slots(live.out_slots, content)
         finally:
             table.release(rows)
@@ -97,11 +107,12 @@ def _batches(
     yield lengths.tolist(), prefixes.tolist()
 
 
-def _compare(runner: GraphPrefill, live: LivePrefill, *, victim: int, victim_slot: int) -> Comparison:
+def _compare(runner: GraphPrefill, size: int, live: LivePrefill, *, victim: int, victim_slot: int) -> Comparison:
     eager = runner.eager
     return compare(
         eager.cache,
         live.out_slots,
+        output=runner.backend.output(ShapeKey(size)),
         replay=lambda: _replay(runner, live),
         poison=lambda: poison_tails(eager.buffers, live, row=victim, slot=victim_slot),
         padded=runner.run_padded_eagerly,

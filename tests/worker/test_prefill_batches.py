@@ -30,9 +30,7 @@ CPU = torch.device("cpu")
 def some_prefill(lengths: list[int]) -> LivePrefill:
     tokens, n = sum(lengths), len(lengths)
     return LivePrefill(
-        input_ids=torch.arange(1, tokens + 1, dtype=torch.int32),
-        positions=torch.arange(11, tokens + 11, dtype=torch.int32),
-        out_slots=torch.arange(101, tokens + 101, dtype=torch.int32),
+        token_rows=torch.stack([torch.arange(first, tokens + first, dtype=torch.int32) for first in (1, 11, 101)]),
         req_rows=torch.arange(1, n + 1, dtype=torch.int32),
         extend_lens=torch.tensor(lengths, dtype=torch.int32),
         prefix_lens=torch.full((n,), 7, dtype=torch.int32),

@@ -91,6 +91,10 @@ class GraphBackend(ABC):
     def replay(self, key: ShapeKey) -> torch.Tensor:
         """Launch the graph and return its recorded output."""
 
+    def output(self, key: ShapeKey) -> torch.Tensor | None:
+        """Where the next replay of ``key`` leaves its output; None when it makes a new tensor."""
+        return None
+
     def strays(self, key: ShapeKey, owners: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
         """Memory that the recording of ``key`` depends on and nobody promised to keep, each with the line that used it.
 

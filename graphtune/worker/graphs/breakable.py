@@ -123,6 +123,9 @@ class BreakableBackend(GraphBackend):
         with torch.inference_mode():
             return self._recorded[key].replay()
 
+    def output(self, key: ShapeKey) -> torch.Tensor | None:
+        return self._recorded[key].output
+
     def owned(self, key: ShapeKey) -> dict[str, torch.Tensor]:
         """What this backend keeps alive for a key outside the pool: bridges and the shared output rows, by name."""
         bridges = {

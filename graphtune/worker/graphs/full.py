@@ -135,6 +135,9 @@ class FullBackend(GraphBackend):
     def kernels(self, key: ShapeKey) -> tuple[KernelCount, ...] | None:
         return kernel_counts([self._graphs[key].raw_cuda_graph()], driver_bindings())
 
+    def output(self, key: ShapeKey) -> torch.Tensor | None:
+        return self._outputs[key]
+
     def pool_bytes(self) -> int:
         segments = (segment for pool in self._pools for segment in torch.cuda.memory_snapshot(mempool_id=pool))
         return sum(int(segment["total_size"]) for segment in segments)

@@ -79,6 +79,9 @@ class TapeBackend(GraphBackend):
     def replay(self, key: ShapeKey) -> torch.Tensor:
         return self._tapes[key].replay()
 
+    def output(self, key: ShapeKey) -> torch.Tensor | None:
+        return self._tapes[key].output
+
     @property
     def pool(self) -> BytePool:
         """The pool of what was captured; RuntimeError before the first session."""

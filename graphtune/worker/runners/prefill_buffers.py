@@ -6,7 +6,7 @@ batch may hold is prefilled in chunks, each with the tokens before it as its pre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,21 +22,31 @@ REQUEST_SLOTS = ("req_rows", "extend_lens", "extend_starts", "prefix_lens", "las
 class LivePrefill:
     """One prefill as a scheduler holds it.
 
-    On the token axis, (tokens,) int32 on the device, requests one after another: ids, positions in the request and KV
+    ``token_rows`` is (3, tokens) int32 on the device, requests one after another: ids, positions in the request and KV
     slots. On the request axis, (requests,) int32 on the host: rows of the request table, new tokens (at least 1) and
     cached tokens.
     """
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    out_slots: torch.Tensor
+    token_rows: torch.Tensor
     req_rows: torch.Tensor
     extend_lens: torch.Tensor
     prefix_lens: torch.Tensor
 
     @property
+    def input_ids(self) -> torch.Tensor:
+        return self.token_rows[0]
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.token_rows[1]
+
+    @property
+    def out_slots(self) -> torch.Tensor:
+        return self.token_rows[2]
+
+    @property
     def tokens(self) -> int:
-        return self.input_ids.shape[0]
+        return self.token_rows.shape[1]
 
     @property
     def requests(self) -> int:
@@ -88,6 +98,11 @@ class PrefillBuffers:
         on_gpu = device.type == "cuda"
         self._host = torch.zeros((len(REQUEST_SLOTS), max_requests), dtype=torch.int32, pin_memory=on_gpu)
         self._copied = torch.cuda.Event() if on_gpu else None
+        self._host_arrays = dict(zip(REQUEST_SLOTS, self._host.numpy(), strict=True))
+        # Views by length: making a dozen of them at every step would be a large part of filling.
+        self._token_views: dict[int, dict[str, torch.Tensor]] = {}
+        self._request_views: dict[int, dict[str, torch.Tensor]] = {}
+        self._host_views: dict[int, dict[str, torch.Tensor]] = {}
         self.tensors: dict[str, torch.Tensor] = {
             **dict(zip(TOKEN_SLOTS, self._tokens, strict=True)),
             **dict(zip(REQUEST_SLOTS, self._requests, strict=True)),
@@ -111,9 +126,9 @@ class PrefillBuffers:
                 f"{raw} tokens padded to {padded_tokens} and {requests} requests in {slots} slots do not fit buffers "
                 f"of {self.max_tokens} tokens and {self.max_requests} requests"
             )
-        heads = [self._tokens[i, :raw] for i in range(len(TOKEN_SLOTS))]
-        torch._foreach_copy_(heads, [live.input_ids, live.positions, live.out_slots])
-        self.clear_tail(raw, padded_tokens)
+        self._tokens[:, :raw].copy_(live.token_rows)
+        if raw < padded_tokens:
+            self.clear_tail(raw, padded_tokens)
         if self._copied is not None:
             self._copied.synchronize()
         self._fill_requests(live, raw)
@@ -131,9 +146,9 @@ class PrefillBuffers:
     ) -> PrefillBatch:
         """Views of the buffers as they are."""
         slots = requests if request_slots is None else request_slots
-        tokens = {name: self._tokens[i, :padded_tokens] for i, name in enumerate(TOKEN_SLOTS)}
-        on_device = {name: self._requests[i, :slots] for i, name in enumerate(REQUEST_SLOTS)}
-        host = {name: self._host[i, :slots] for i, name in enumerate(REQUEST_SLOTS)}
+        tokens = _kept(self._token_views, padded_tokens, lambda: _views(TOKEN_SLOTS, self._tokens, padded_tokens))
+        on_device = _kept(self._request_views, slots, lambda: _views(REQUEST_SLOTS, self._requests, slots))
+        host = _kept(self._host_views, slots, lambda: _views(REQUEST_SLOTS, self._host, slots))
         return PrefillBatch(
             raw_tokens, padded_tokens, requests, **tokens, **on_device, host=host, request_slots=request_slots
         )
@@ -144,7 +159,7 @@ class PrefillBuffers:
             block.zero_()
 
     def _fill_requests(self, live: LivePrefill, raw: int) -> None:
-        n, host = live.requests, dict(zip(REQUEST_SLOTS, self._host.numpy(), strict=True))
+        n, host = live.requests, self._host_arrays
         lengths = live.extend_lens.numpy()
         starts = np.cumsum(lengths) - lengths
         host["req_rows"][:n] = live.req_rows.numpy()
@@ -156,6 +171,18 @@ class PrefillBuffers:
             host[name][n:] = padding
         # Requests without tokens begin where the real tokens end, so starts never descend.
         host["extend_starts"][n:] = raw
+
+
+def _views(names: tuple[str, ...], block: torch.Tensor, length: int) -> dict[str, torch.Tensor]:
+    return {name: block[i, :length] for i, name in enumerate(names)}
+
+
+def _kept(
+    views: dict[int, dict[str, torch.Tensor]], length: int, make: Callable[[], dict[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    if length not in views:
+        views[length] = make()
+    return views[length]
 
 
 def live_prefill(
@@ -170,9 +197,7 @@ def live_prefill(
     ids = np.concatenate(input_ids).astype(np.int32)
     on_device = torch.from_numpy(np.stack([ids, positions, slots])).to(table.page_table.device)
     return LivePrefill(
-        input_ids=on_device[0],
-        positions=on_device[1],
-        out_slots=on_device[2],
+        token_rows=on_device,
         req_rows=torch.tensor(list(rows), dtype=torch.int32),
         extend_lens=torch.from_numpy(lengths),
         prefix_lens=torch.tensor(list(prefix_lens), dtype=torch.int32),
@@ -183,11 +208,10 @@ def sink_prefill(tokens: int, longest: int, device: torch.device) -> LivePrefill
     """A prefill that writes to the sink only: as few requests as hold ``tokens`` tokens at ``longest`` each."""
     lengths = [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])
     count = len(lengths)
-    zeros = torch.zeros(tokens, dtype=torch.int32, device=device)
+    token_rows = torch.zeros((len(TOKEN_SLOTS), tokens), dtype=torch.int32, device=device)
+    token_rows[1] = torch.arange(tokens, dtype=torch.int32, device=device) % longest
     return LivePrefill(
-        input_ids=zeros,
-        positions=torch.arange(tokens, dtype=torch.int32, device=device) % longest,
-        out_slots=zeros,
+        token_rows=token_rows,
         req_rows=torch.full((count,), SINK_ROW, dtype=torch.int32),
         extend_lens=torch.tensor(lengths, dtype=torch.int32),
         prefix_lens=torch.zeros(count, dtype=torch.int32),
