@@ -10,7 +10,8 @@ with the others, and compares ten choices of 3 of each and all of them: nine in 
 be called slower.
 
 No process is started that would end after ``--seconds``. Processes measured before in FOLDER are taken from there, so
-the same command goes on. ``ab`` leaves two sweeps as others: ``graphtune compare FOLDER/base FOLDER/slowed``.
+the same command goes on, and with ``--judge`` it only compares them, on any machine. ``ab`` leaves two sweeps as others:
+``graphtune compare FOLDER/base FOLDER/slowed``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ SLEEPY_WORKER = (sys.executable, str(ROOT / "tests" / "gpu" / "sleepy_worker.py"
 SPLITS = 10
 EACH = 3
 SHARE = 0.03
+SAME, BASE, SLOWED = "same", "base", "slowed"
 MOST_ROWS = 20
 TIMEOUT_S = 300.0
 CALLED = ("faster", "slower", "smaller", "larger")
@@ -53,26 +55,34 @@ CALLED = ("faster", "slower", "smaller", "larger")
 
 def main() -> int:
     arguments = parse()
+    if not arguments.judge:
+        measure(arguments)
+    if arguments.part == "aa":
+        print_aa(read_sweep(arguments.out / SAME))
+    else:
+        print_ab(read_sweep(arguments.out / BASE), read_sweep(arguments.out / SLOWED))
+    return 0
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Run processes until there are enough of them or the time is up."""
     device = choose_device(arguments.device)
     loaded = load_recipe(arguments.recipe, overrides(arguments.sizes, arguments.context))
     cell = tiny_cell(loaded, device)
     processes = arguments.processes or (24 if arguments.part == "aa" else 12)
     end = time.monotonic() + arguments.seconds
     if arguments.part == "aa":
-        side = Side(arguments.out / "same", loaded, device, cell)
+        side = Side(arguments.out / SAME, loaded, device, cell)
         while len(side.cells) < processes and side.has_time(end):
             side.measure(WORKER)
-        print_aa(side.sweep())
-        return 0
-    base = Side(arguments.out / "base", loaded, device, cell)
-    slowed = Side(arguments.out / "slowed", loaded, device, cell)
+        return
+    base = Side(arguments.out / BASE, loaded, device, cell)
+    slowed = Side(arguments.out / SLOWED, loaded, device, cell)
     while len(slowed.cells) < processes // 2 and base.has_time(end):
         if len(base.cells) <= len(slowed.cells):
             base.measure(WORKER)
         else:
             slowed.measure(SLEEPY_WORKER, {"SLEEP_US": json.dumps(sleeps(base.cells[0]))})
-    print_ab(base.sweep(), slowed.sweep())
-    return 0
 
 
 def parse() -> argparse.Namespace:
@@ -85,6 +95,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--processes", type=int, help="of both sides together [default: 24, or 12]")
     parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--judge", action="store_true", help="measure nothing, read what FOLDER holds")
     return parser.parse_args()
 
 
@@ -157,9 +168,6 @@ class Side:
         self.cells.append(run.result)
         self.slowest_s = max(self.slowest_s, run.seconds)
         print(f"{self.path.name} {cell.process}: {run.seconds:.1f} s", file=sys.stderr, flush=True)
-
-    def sweep(self) -> Sweep:
-        return read_sweep(self.path)
 
 
 def sleeps(result: CellResult, share: float = SHARE) -> dict[str, float]:

@@ -39,12 +39,10 @@ class SleepyDecode(GraphDecode):
     def __init__(self, eager: EagerDecode, backend: GraphBackend, capture_list: CaptureList) -> None:
         super().__init__(eager, backend, capture_list)
         self._us = {int(size): float(us) for size, us in json.loads(os.environ[SLEEP_US]).items()}
-        self._awake = self._forward
-        self._forward = self._sleepy
         self._cycles_per_us = _cycles_per_us() if eager.cache.pool.is_cuda else 0.0
 
-    def _sleepy(self, batch: DecodeBatch) -> torch.Tensor:
-        logits = self._awake(batch)
+    def _forward(self, batch: DecodeBatch) -> torch.Tensor:
+        logits = super()._forward(batch)
         us = self._us[batch.padded_size]
         if logits.is_cuda:
             torch.cuda._sleep(round(us * self._cycles_per_us))
