@@ -10,7 +10,7 @@ with the others, and compares ten choices of 3 of each and all of them: nine in 
 be called slower.
 
 No process is started that would end after ``--seconds``. Processes measured before in FOLDER are taken from there, so
-the same command goes on, and with ``--judge`` it only compares them, on any machine. ``ab`` leaves two sweeps as others:
+the same command goes on; with ``--judge`` it only compares them, on any machine. ``ab`` leaves two sweeps as others:
 ``graphtune compare FOLDER/base FOLDER/slowed``.
 """
 
