@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -210,7 +210,7 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool =
     Where none is, but some gain in every process (``stats.Ratio.leans``), one of these is chosen: eager figures are a
     lower bound, so processes that agree on the sign and not on the size are no reason to serve without graphs. Of the
     lists that are faster than eager, those that the one with the least expected step is not faster than tie. Of them
-    the highest coverage wins (``covering_most``), then the fewest bytes, the fewest graphs and the shortest step.
+    the highest coverage wins (``covering_most``), then the ``cheapest``.
     Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
     to a server's slower eager path. ``cover`` False leaves it out.
     """
@@ -226,12 +226,21 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool =
         waits = ((break_even_us(c, eager), c) for c in by_step)
         return Choice(eager, (), min(waits, key=lambda pair: math.inf if pair[0] is None else pair[0])[1])
     good = [c for c in paying if not ratio(paying[0], c).faster]
-    chosen = min(
-        covering_most(good) if cover else good, key=lambda c: (c.graph_bytes, len(c.sizes), c.step_us, c.sizes)
-    )
+    chosen = cheapest(covering_most(good) if cover else good, lambda c: c.step_us)
     ties = tuple(c for c in good if c is not chosen)
     others = (c for c in by_step if c.step_us < chosen.step_us or c.graph_bytes < chosen.graph_bytes)
     return Choice(chosen, ties, next(others, eager), within_noise)
+
+
+# Of lists that tie, those so near to the best take part in the choice of the cheapest: half of what can be told apart.
+NEAR = LEAST_TOLERANCE / 2
+
+
+def cheapest(lists: Sequence[Candidate], figure: Callable[[Candidate], float]) -> Candidate:
+    """Of the lists whose figure is near the least: the one of fewest bytes, then fewest graphs, then shortest step."""
+    least = min(figure(one) for one in lists)
+    near = [one for one in lists if figure(one) <= least * (1 + NEAR)]
+    return min(near, key=lambda c: (c.graph_bytes, len(c.sizes), c.step_us, c.sizes))
 
 
 # Coverage that does not count: were an eager step ten times as long, the expected step would grow by less than 1 %.

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graphtune.stats import LEAST_TOLERANCE
 from graphtune.tune.bucket_solver import solve, step_costs
-from graphtune.tune.candidates import Candidate, Evaluator, choose
+from graphtune.tune.candidates import NEAR, Candidate, Evaluator, choose
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.prefill_choice import PrefillLists, losing_buckets
 from graphtune.tune.recommendation import Limits
@@ -152,10 +151,10 @@ def _price(of: Candidate) -> tuple[float, int, float, int]:
 
 
 def _best(pairs: Iterable[Pair]) -> Pair | None:
-    """Of the pairs within 1 % of the least time, the one with the fewest bytes, then the fewest graphs."""
+    """Of the pairs near the least time, the one with the fewest bytes, then the fewest graphs."""
     found = list(pairs)
     if not found:
         return None
     least = min(pair.us for pair in found)
-    good = [pair for pair in found if pair.us <= least * (1 + LEAST_TOLERANCE)]
+    good = [pair for pair in found if pair.us <= least * (1 + NEAR)]
     return min(good, key=lambda pair: (pair.graph_bytes, pair.graphs, pair.us))

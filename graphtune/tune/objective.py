@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from graphtune.engines.base import Padding
 from graphtune.stats import LEAST_TOLERANCE
-from graphtune.tune.candidates import Candidate, Choice, Evaluator, choose, covering_most, pareto
+from graphtune.tune.candidates import Candidate, Choice, Evaluator, cheapest, choose, covering_most, pareto
 from graphtune.tune.recommendation import Limits
 
 TAIL = 0.99
@@ -68,9 +68,9 @@ def choose_for(
 ) -> Choice | None:
     """The list to capture for the objective of ``limits``, as ``choose`` does for the mean step.
 
-    Of lists whose figures are within 1 % of the best, the highest coverage wins, then the fewest bytes, then the fewest
-    graphs. For ``startup`` those lists count that are as fast as the fastest, or meet the limit on gaps if there is
-    one, and the shortest capture wins. None where no list meets that limit.
+    Of lists whose figures are within 1 % of the best, the highest coverage wins, then the cheapest near the best. For
+    ``startup`` those lists count that are as fast as the fastest, or meet the limit on gaps if there is one, and the
+    shortest capture wins. None where no list meets that limit.
     """
     if limits.objective == "step" and limits.slo_inter_token_us is None:
         return choose(lists, eager)
@@ -106,9 +106,9 @@ def _figure(limits: Limits, of: Served) -> float:
 
 
 def _choice(lists: Sequence[Candidate], figures: Sequence[float], runner_up: Candidate | None) -> Choice:
-    least = min(figures)
-    good = [one for one, figure in zip(lists, figures, strict=True) if figure <= least * (1 + LEAST_TOLERANCE)]
-    chosen = min(covering_most(good), key=lambda c: (c.graph_bytes, len(c.sizes), c.step_us, c.sizes))
+    least, of = min(figures), {one.sizes: figure for one, figure in zip(lists, figures, strict=True)}
+    good = [one for one in lists if of[one.sizes] <= least * (1 + LEAST_TOLERANCE)]
+    chosen = cheapest(covering_most(good), lambda one: of[one.sizes])
     ties = tuple(sorted((c for c in good if c is not chosen), key=lambda c: c.step_us))
     others = (one for one, _ in sorted(zip(lists, figures, strict=True), key=lambda pair: pair[1]))
     return Choice(chosen, ties, next((one for one in others if one is not chosen), runner_up))
