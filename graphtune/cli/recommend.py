@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from graphtune.tune.recommend import Question
 
 
+DEFAULT_CONTEXT_TOKENS = 1024
+
+
 class EngineChoice(StrEnum):
     SGLANG = "sglang"
     VLLM = "vllm"
@@ -81,7 +84,8 @@ def recommend(
         typer.Option(help='What runs now: "THE LAUNCH COMMAND" in quotes, or a server log.', show_default=False),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model that must have been swept: a name or a config.json.", show_default=False)
+        str | None,
+        typer.Option(help="A swept model's name, or a config.json: memory only where not swept.", show_default=False),
     ] = None,
     kv_dtype: Annotated[
         str | None, typer.Option(help="Type of the KV cache where it differs from the sweep: fp8, int8, fp4, ...")
@@ -109,7 +113,7 @@ def recommend(
     from graphtune.tune.recommend import recommend as answer_question
     from graphtune.tune.recommendation import as_json
     from graphtune.tune.recommendation_text import as_text, warnings_text
-    from graphtune.tune.sweep_choice import choose_sweep
+    from graphtune.tune.sweep_choice import NotSwept, choose_sweep, config_of
 
     question = _question(
         gpu_mem,
@@ -130,13 +134,41 @@ def recommend(
         current,
     )
     question = replace(question, deployment=_deployment(kv_dtype, weights, shard))
-    answer = answer_question(choose_sweep(folder, model), question)
+    try:
+        sweep = choose_sweep(folder, model)
+    except NotSwept:
+        config = config_of(model) if model is not None else None
+        if config is None:
+            raise
+        _advise(config, folder, question, json_ or format_ is Format.JSON)
+        return
+    answer = answer_question(sweep, question)
     if json_ or format_ is Format.JSON:
         typer.echo(json.dumps(as_json(answer), indent=1))
     else:
         typer.echo(as_text(answer), nl=False)
         typer.echo(warnings_text(answer.warnings), err=True, nl=False)
     if answer.status == "nothing_fits":
+        raise typer.Exit(1)
+
+
+def _advise(config: Path, folder: Path | None, question: Question, as_data: bool) -> None:
+    """Memory only, for a model that no sweep answers for; a process's own bytes are those of the sweep at hand."""
+    from graphtune.tune.memory_only import as_json, memory_advice
+    from graphtune.tune.memory_only_text import as_text
+    from graphtune.tune.sweep_choice import choose_sweep
+
+    advice = memory_advice(
+        config,
+        choose_sweep(folder),
+        gpu_mem=question.gpu_mem,
+        engines=question.engines,
+        deployment=question.deployment,
+        context_tokens=question.context_tokens or DEFAULT_CONTEXT_TOKENS,
+        max_running_requests=question.max_running_requests,
+    )
+    typer.echo(json.dumps(as_json(advice), indent=1) if as_data else as_text(advice), nl=as_data)
+    if not advice.fits:
         raise typer.Exit(1)
 
 

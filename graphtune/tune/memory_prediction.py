@@ -135,11 +135,11 @@ class MemoryPredictor:
             return None
         apart = [self._predict(of) for of in lists]
         # What lists after the first find in the pool and need not take.
-        saved = sum(self._play([of]).torch_bytes for of in lists) - self._play(lists).torch_bytes
+        saved = sum(self.play([of]).torch_bytes for of in lists) - self.play(lists).torch_bytes
         outside = sum(one.outside_bytes for one in apart)
         torch_bytes = sum(one.torch_bytes for one in apart) - saved
         off = sum(one.interval[1] - one.graph_bytes for one in apart)
-        peak = max(self._play(lists).peak_bytes + outside, *(one.peak_bytes for one in apart))
+        peak = max(self.play(lists).peak_bytes + outside, *(one.peak_bytes for one in apart))
         total = torch_bytes + outside
         return Prediction(lists[0], torch_bytes, outside, (total - off, total + off), peak)
 
@@ -147,7 +147,7 @@ class MemoryPredictor:
         kind = (of.phase, of.backend)
         fit, outside = self.fits.get(kind, Fit()), self.outside[kind]
         known = self.alone[setting_of(of)]
-        played = self._play([of])
+        played = self.play([of])
         torch_bytes = self.first_bytes(of) + round(self.growth_bytes(of) * fit.growth_factor)
         outside_bytes = round(outside.per_executable_bytes * sum(known[size].executables for size in of.sizes))
         total = torch_bytes + outside_bytes
@@ -164,9 +164,10 @@ class MemoryPredictor:
     def growth_bytes(self, of: CaptureList) -> int:
         """Torch bytes that the other sizes add, as played back."""
         first = replace(of, sizes=captured_order(of)[:1])
-        return self._play([of]).torch_bytes - self._play([first]).torch_bytes
+        return self.play([of]).torch_bytes - self.play([first]).torch_bytes
 
-    def _play(self, lists: Sequence[CaptureList]) -> Played:
+    def play(self, lists: Sequence[CaptureList]) -> Played:
+        """Torch's bytes of ``lists`` captured one after the other into one pool, by their sizes' requests alone."""
         start = self.alone[setting_of(lists[0])][captured_order(lists[0])[0]].trace
         pool = BlockPool(self.rules)
         beside = BlockPool(self.rules, holes=[size for size, many in start.holes for _ in range(many)])
@@ -183,6 +184,17 @@ class MemoryPredictor:
                 peak = max(peak, pool.reserved_bytes + beside.reserved_bytes)
                 beside.release_free_segments()
         return Played(pool.reserved_bytes + beside.reserved_bytes, peak)
+
+
+def played_predictor(
+    rules: PoolRules, of: CaptureList, traces: Mapping[int, AllocationTrace], outside: Outside
+) -> MemoryPredictor:
+    """A predictor for lists under the setting of ``of`` from requests that nobody recorded, one executable a size: what
+    a size takes alone is then played back as well."""
+    setting, kind = setting_of(of), (of.phase, of.backend)
+    bare = MemoryPredictor(rules, {setting: {size: Alone(one, 0, 1) for size, one in traces.items()}}, {kind: outside})
+    alone = {size: Alone(one, bare.play([replace(of, sizes=(size,))]).torch_bytes, 1) for size, one in traces.items()}
+    return MemoryPredictor(rules, {setting: alone}, {kind: outside})
 
 
 def captured_order(of: CaptureList) -> tuple[int, ...]:
@@ -208,7 +220,7 @@ def memory_predictor(cells: Iterable[CellResult]) -> MemoryPredictor | None:
     if not alone or environment is None:
         return None
     kinds = {(setting.phase, setting.backend) for setting in alone}
-    bare = MemoryPredictor(RULES[environment.graph_mechanism], alone, {kind: _outside(cells, kind) for kind in kinds})
+    bare = MemoryPredictor(RULES[environment.graph_mechanism], alone, {kind: outside_of(cells, kind) for kind in kinds})
     drawn = [of for of in drawn if bare.knows(of.list)]
     fitted = replace(bare, fits={kind: _fit(bare, kind, drawn) for kind in kinds}, _cache={})
     return replace(fitted, checked=tuple(_checked(fitted, of) for of in drawn), _cache={})
@@ -219,8 +231,8 @@ def executables_of(capture: Capture) -> int:
     return capture.segments or 1
 
 
-def _outside(cells: Sequence[CellResult], kind: tuple[str, str]) -> Outside:
-    """From the lists of this phase and backend that were the first of their process."""
+def outside_of(cells: Sequence[CellResult], kind: tuple[str, str]) -> Outside:
+    """Bytes outside torch, from the lists of this phase and backend that were the first of their process."""
     first = [
         (sum(map(executables_of, of.captures)), of.outside_torch_bytes)
         for cell in cells

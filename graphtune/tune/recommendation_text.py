@@ -33,26 +33,26 @@ def as_text(of: Recommendation) -> str:
     date = (facts.finished_at or "not finished")[:10]
     lines = [f"{facts.model} on {facts.latency_device}, {date}, {facts.path}"]
     if facts.environment is not None and facts.environment.device == "cpu":
-        lines += _wrapped(CPU_NOTE)
-    lines += _wrapped(f"Card: {of.gpu.rule}." if of.gpu else "Card: not known, so there is no KV budget.")
-    lines += _wrapped(f"Traffic: {traffic(of)}.{how_to_ask(of)}")
+        lines += wrapped(CPU_NOTE)
+    lines += wrapped(f"Card: {of.gpu.rule}." if of.gpu else "Card: not known, so there is no KV budget.")
+    lines += wrapped(f"Traffic: {traffic(of)}.{how_to_ask(of)}")
     if of.eager_overhead_us:
-        lines += _wrapped(f"Eager steps: {format_us(of.eager_overhead_us)} added to each.")
-    lines += _wrapped(f"Step times: {facts.statistic}, {facts.attention} attention; {of.noise.words}.")
-    lines += _wrapped(TOLERANCE)
+        lines += wrapped(f"Eager steps: {format_us(of.eager_overhead_us)} added to each.")
+    lines += wrapped(f"Step times: {facts.statistic}, {facts.attention} attention; {of.noise.words}.")
+    lines += wrapped(TOLERANCE)
     for answer in of.engines:
         lines += ["", *_engine(answer)]
     lines += [
         "",
-        *_wrapped("~ interpolated between measured points; <= at most: the bytes and seconds of a longer list"),
-        *_wrapped(f"no graphs: {EAGER}{with_overhead(of)}"),
+        *wrapped("~ interpolated between measured points; <= at most: the bytes and seconds of a longer list"),
+        *wrapped(f"no graphs: {EAGER}{with_overhead(of)}"),
     ]
     return "\n".join(lines) + "\n"
 
 
 def warnings_text(warnings: Iterable[Caution]) -> str:
     """Warnings for stderr, each with its action."""
-    return "".join("\n".join(_wrapped(f"warning: {one.message} {one.action}", hang="  ")) + "\n" for one in warnings)
+    return "".join("\n".join(wrapped(f"warning: {one.message} {one.action}", hang="  ")) + "\n" for one in warnings)
 
 
 def traffic(of: Recommendation) -> str:
@@ -101,7 +101,7 @@ def size_range(sizes: tuple[int, ...]) -> str:
 
 
 def _engine(answer: EngineAnswer) -> list[str]:
-    lines = _wrapped(f"{NAMES.get(answer.engine, answer.engine)} {answer.version}: {answer.message}", hang="  ")
+    lines = wrapped(f"{NAMES.get(answer.engine, answer.engine)} {answer.version}: {answer.message}", hang="  ")
     if answer.decode is None:
         return lines
     running = ("current", answer.current.list) if answer.current is not None else ("engine default", answer.default)
@@ -112,10 +112,10 @@ def _engine(answer: EngineAnswer) -> list[str]:
     for title, cell in rows:
         lines.append(f"  {title:<16}" + "".join(f"{cell(of):>20}" for _, of in shown))
     if answer.memory is not None:
-        lines += _wrapped(_memory(answer.memory), indent="  ", hang="  ")
+        lines += wrapped(memory_words(answer.memory), indent="  ", hang="  ")
     for words in (alternatives(answer), *bucket_words(answer), *prefill_words(answer)):
         if words:
-            lines += _wrapped(words, indent="  ", hang="  ")
+            lines += wrapped(words, indent="  ", hang="  ")
     if answer.current is not None:
         lines += _current(answer.current)
     decided = answer.current is not None and (answer.current.leave_it or answer.current.command is not None)
@@ -126,11 +126,11 @@ def _engine(answer: EngineAnswer) -> list[str]:
 
 def _current(of: CurrentAnswer) -> list[str]:
     """The advice, the changed flags, and the whole launch to paste."""
-    lines = _wrapped(of.message, indent="  ", hang="  ")
+    lines = wrapped(of.message, indent="  ", hang="  ")
     for edit in of.edits:
-        lines += _wrapped(edit, indent="  - ", hang="    ")
+        lines += wrapped(edit, indent="  - ", hang="    ")
     if of.command is None:
-        return lines if of.leave_it else [*lines, *_wrapped(of.absent["command"], indent="  ", hang="  ")]
+        return lines if of.leave_it else [*lines, *wrapped(of.absent["command"], indent="  ", hang="  ")]
     if of.command.args:
         lines += flag_lines(Flags(args=of.command.args), WIDTH)
     return [*lines, *(flag_lines(Flags(yaml=of.command.yaml), WIDTH) if of.command.yaml else [])]
@@ -276,7 +276,8 @@ SERVED_ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
 TRACE_ROWS = (*SERVED_ROWS, ("first token p99", _first))
 
 
-def _memory(of: KvBudget) -> str:
+def memory_words(of: KvBudget) -> str:
+    """The terms of a budget, and how it compares with the engine's own."""
     terms = [
         ("context", of.context_bytes),
         ("weights", of.weights_bytes),
@@ -330,7 +331,8 @@ def _break(line: str, width: int | None, hang: str) -> list[str]:
     return [*lines, current]
 
 
-def _wrapped(text: str, indent: str = "", hang: str = "  ") -> list[str]:
+def wrapped(text: str, indent: str = "", hang: str = "  ") -> list[str]:
+    """Lines of at most 80 columns."""
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
     )

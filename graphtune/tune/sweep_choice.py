@@ -13,6 +13,10 @@ from graphtune.store import Run, Sweep, find_sweeps, read_run, read_sweep
 REPORTS = Path("reports")
 
 
+class NotSwept(InputError):
+    """No sweep answers for the model that was asked."""
+
+
 def choose_sweep(folder: Path | None = None, model: str | None = None, reports: Path = REPORTS) -> Sweep:
     """Read the sweep that answers for ``model`` (a name, a config.json or its folder; None takes any).
 
@@ -41,12 +45,16 @@ def _shipped() -> Sweep:
     return read_sweep(shipped_sweep())
 
 
+def config_of(model: str) -> Path | None:
+    """The config.json that ``model`` is the path of, or of the folder that holds it; None for a name."""
+    path = Path(model)
+    file = path / "config.json" if path.is_dir() else path
+    return file if file.is_file() else None
+
+
 def is_of_model(run: Run, model: str) -> bool:
     """True when ``model`` names the model or recipe of a sweep, or is a config.json with the same content."""
-    path = Path(model)
-    if path.is_dir():
-        path = path / "config.json"
-    if path.is_file():
+    if (path := config_of(model)) is not None:
         return _read_config(path) == run.recipe.get("model")
     wanted = model.casefold()
     return wanted in {run.model_name.casefold(), run.recipe_name.casefold(), run.model_name.split("/")[-1].casefold()}
@@ -61,9 +69,9 @@ def _read_config(path: Path) -> Any:
         raise InputError(f"is not JSON: {error}", where=str(path)) from error
 
 
-def _not_swept(model: str, swept: Iterable[tuple[Run, Path]]) -> InputError:
+def _not_swept(model: str, swept: Iterable[tuple[Run, Path]]) -> NotSwept:
     known = ", ".join(sorted({f"{run.model_name} ({path})" for run, path in swept}))
-    return InputError(
+    return NotSwept(
         f"{model!r} was not swept, and another model's figures do not answer for it",
         where="--model",
         action=f"Swept: {known}. `graphtune recipe` and `graphtune sweep` measure another model.",
