@@ -99,7 +99,7 @@ class Measurement:
         """Capture a list; the first one of a process is timed, and one with a pool of its own checked at once."""
         ledger, cell = self.ledger, self.cell
         runner = self.engine.runner(capture_list, pools)
-        before = ledger.mark("before_list", list_index=index)
+        before = ledger.mark("before_list", list_index=index, pool_bytes=runner.backend.pool_bytes())
         live = _Live(index, runner, before, before)
         try:
             live.captures, live.flags = self._capture(runner, index, before)
