@@ -87,6 +87,12 @@ def recommend(
         str | None,
         typer.Option(help="A swept model's name, or a config.json: memory only where not swept.", show_default=False),
     ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            help="Log of a server of this model: bytes, seconds and eager steps are fitted to it.", show_default=False
+        ),
+    ] = None,
     kv_dtype: Annotated[
         str | None, typer.Option(help="Type of the KV cache where it differs from the sweep: fp8, int8, fp4, ...")
     ] = None,
@@ -133,7 +139,7 @@ def recommend(
         slo_itl_ms,
         current,
     )
-    question = replace(question, deployment=_deployment(kv_dtype, weights, shard))
+    question = replace(question, deployment=_deployment(kv_dtype, weights, shard), calibrate=calibrate)
     try:
         sweep = choose_sweep(folder, model)
     except NotSwept:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -105,6 +105,7 @@ class MemoryModel:
     """All lists of one phase that a sweep captured whole, the control measurements among them, and the predictor.
 
     ``size_seconds`` is how long each size took to capture; ``evidence`` names the cells that predictions rest on.
+    ``adjust`` turns what the sweep says into what a certain server needs.
     """
 
     lists: tuple[MeasuredList, ...]
@@ -112,6 +113,7 @@ class MemoryModel:
     predictor: MemoryPredictor | None = None
     size_seconds: Mapping[int, float] = field(default_factory=dict)
     evidence: tuple[str, ...] = ()
+    adjust: Callable[[GraphCost], GraphCost] | None = None
 
     def cost(self, sizes: tuple[int, ...], *, checked: bool = True) -> GraphCost | None:
         """The cost of capturing exactly ``sizes``; None when no measured list contains them and none predicts them.
@@ -119,6 +121,10 @@ class MemoryModel:
         ``checked`` asks that the gate was green at every one of them under the list's setting. A list that was measured
         itself counts before a prediction, and that before a list that only contains the sizes.
         """
+        found = self._swept_cost(sizes, checked)
+        return found if found is None or self.adjust is None else self.adjust(found)
+
+    def _swept_cost(self, sizes: tuple[int, ...], checked: bool) -> GraphCost | None:
         holding = [
             measured
             for measured in self.lists

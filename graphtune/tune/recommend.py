@@ -13,6 +13,7 @@ from graphtune.stats import disturbances, noise_between_processes
 from graphtune.store import Sweep
 from graphtune.tune import cautions
 from graphtune.tune.bucket_worth import size_costs
+from graphtune.tune.calibrate import Calibration, calibrate
 from graphtune.tune.candidates import Candidate, pareto
 from graphtune.tune.current_launch import Current, read_current, served_as
 from graphtune.tune.engine_answer import answer_for
@@ -54,7 +55,7 @@ class Question:
     ``context_tokens`` null is the context that the sweep measured most sizes at; ``max_running_requests`` null is the
     largest measured size. ``engines`` empty is all of them. ``load`` (``4``, ``80%``), ``chunk_size`` and
     ``prefill_tokens_per_s`` say how a request trace meets a server. ``deployment`` is how the server differs from what
-    was swept in weights, KV cache and shard.
+    was swept in weights, KV cache and shard. ``calibrate`` is a server's log that its engine's figures are fitted to.
     """
 
     gpu_mem: str | None = None
@@ -74,6 +75,7 @@ class Question:
     slo_inter_token_us: float | None = None
     current: str | None = None
     deployment: Deployment = field(default_factory=Deployment)
+    calibrate: str | None = None
 
 
 def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
@@ -93,7 +95,12 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
     limits = _limits(question, measurements.model)
     traffic = _traffic(question, measurements, cells)
     engines = [ENGINES[name] for name in question.engines or tuple(ENGINES)]
-    found = [_answer(engine, traffic, limits, measurements, current) for engine in engines]
+    calibration, fitted = _calibrated(question, cells, measurements)
+    fitted_engine = calibration.engine if calibration else None
+    found = [
+        _answer(engine, traffic, limits, fitted if engine.name == fitted_engine else measurements, current)
+        for engine in engines
+    ]
     answers = tuple(answer for answer, _ in found)
     workload = next((one.workload for one in answers if one.workload is not None), None) or not_simulated(traffic)
     environment = environment_of(cells)
@@ -115,6 +122,7 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
         gpu=measurements.gpu,
         noise=measurements.noise,
         eager_overhead_us=question.eager_overhead_us,
+        calibration=calibration,
         engines=answers,
         pareto=tuple(point for answer, candidates in found for point in _front(answer, candidates)),
         warnings=cautions.of(sweep, environment, model_facts_of(cells), measurements, limits, answers),
@@ -123,6 +131,20 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
         if measurements.gpu is None
         else {},
     )
+
+
+def _calibrated(
+    question: Question, cells: Sequence[CellResult], of: Measurements
+) -> tuple[Calibration | None, Measurements]:
+    """What the log of a server says, and the measurements as they are on that server. A stated overhead stands."""
+    if question.calibrate is None:
+        return None, of
+    named = question.engines[0] if len(question.engines) == 1 else None
+    found = calibrate(question.calibrate, named, of.memory, of.model)
+    model = of.model
+    if found.eager_overhead_us is not None and question.eager_overhead_us == 0:
+        model = latency_model(cells, eager_overhead_us=found.eager_overhead_us)
+    return found, replace(of, model=model, memory=replace(of.memory, adjust=found.cost))
 
 
 def _measurements(sweep: Sweep, cells: Sequence[CellResult], question: Question) -> Measurements:

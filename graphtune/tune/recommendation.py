@@ -13,6 +13,7 @@ from graphtune.engines.base import Dispatch, Flags, Padding
 from graphtune.results import Environment
 from graphtune.stats import Noise, Ratio
 from graphtune.tune.bucket_worth import BucketWorth, Cliff
+from graphtune.tune.calibrate import Calibration
 from graphtune.tune.kv_budget import KvBudget
 from graphtune.tune.simulation import Simulation
 from graphtune.tune.workload import Workload
@@ -250,7 +251,8 @@ class SweepFacts:
 class Recommendation:
     """The whole answer. ``gpu`` is null when the device's memory is not known.
 
-    ``assumed`` names the options of the question that were not given and stand for traffic.
+    ``assumed`` names the options of the question that were not given and stand for traffic. ``calibration`` says how
+    figures of one engine were fitted to a server's log.
     """
 
     status: Status
@@ -264,6 +266,7 @@ class Recommendation:
     pareto: tuple[ParetoPoint, ...]
     warnings: tuple[Caution, ...]
     assumed: tuple[str, ...] = ()
+    calibration: Calibration | None = None
     absent: dict[str, str] = field(default_factory=dict)
 
     def engine(self, name: str) -> EngineAnswer:
@@ -273,6 +276,7 @@ class Recommendation:
 def as_json(of: Recommendation) -> dict[str, Any]:
     """Plain data for ``json.dumps``; valid against the published schema."""
     missing = dict(of.absent)
+    calibration = _calibration(of.calibration, missing)
     engines = {
         answer.engine: _engine(answer, f"engines.{answer.engine}", missing, of.workload) for answer in of.engines
     }
@@ -305,6 +309,7 @@ def as_json(of: Recommendation) -> dict[str, Any]:
             "sentence": of.noise.words,
         },
         "eager_overhead_us": of.eager_overhead_us,
+        "calibration": calibration,
         "engines": engines,
         "pareto": [
             {**asdict(p), "decode_sizes": list(p.decode_sizes), "prefill_sizes": list(p.prefill_sizes)}
@@ -312,6 +317,20 @@ def as_json(of: Recommendation) -> dict[str, Any]:
         ],
         "warnings": [asdict(warning) for warning in of.warnings],
     }
+
+
+def _calibration(of: Calibration | None, missing: dict[str, str]) -> dict[str, Any] | None:
+    if of is None:
+        missing["calibration"] = "give --calibrate to fit the figures to a server's log"
+        return None
+    figures = {
+        "bytes": of.bytes_line and asdict(of.bytes_line),
+        "seconds": of.seconds_line and asdict(of.seconds_line),
+        "eager_overhead_us": of.eager_overhead_us,
+        "graph_ratio": of.graph_ratio,
+    }
+    missing |= {f"calibration.{name}": "the log does not say" for name, value in figures.items() if value is None}
+    return {"engine": of.engine, "source": of.source, "lists": of.lists, **figures, "sentence": of.sentence}
 
 
 def _engine(answer: EngineAnswer, path: str, missing: dict[str, str], asked: Workload) -> dict[str, Any]:

@@ -40,6 +40,9 @@ def as_text(of: Recommendation) -> str:
         lines += wrapped(f"Eager steps: {format_us(of.eager_overhead_us)} added to each.")
     lines += wrapped(f"Step times: {facts.statistic}, {facts.attention} attention; {of.noise.words}.")
     lines += wrapped(TOLERANCE)
+    if of.calibration is not None:
+        name = NAMES.get(of.calibration.engine, of.calibration.engine)
+        lines += wrapped(f"Calibrated: figures of {name} by {of.calibration.source}: {of.calibration.sentence}.")
     for answer in of.engines:
         lines += ["", *_engine(answer)]
     lines += [
