@@ -25,7 +25,7 @@ quickstart: $(VENV)/installed-run
 	@echo "Llama 3.1 8B as measured on an H200:                  $(PAGES)/llama-3.1-8b-nvidia-h200.html"
 
 test: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not browser"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not gpu and not browser"
 
 test-browser: $(VENV)/installed-browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser
