@@ -29,6 +29,7 @@ CELLS_FILE = "cells.jsonl"
 LOGS_FOLDER = "logs"
 PAGE_FILE = "report.html"
 
+TORN_LINE = "the last line is torn"
 NEWER = "Read it with the graphtune that wrote it, or a newer one."
 
 
@@ -181,7 +182,10 @@ def _read_cells(file: Path) -> tuple[dict[str, CellResult], tuple[int, ...], lis
     notes: list[str] = []
     if not file.exists():
         return results, (), notes
-    content = file.read_bytes()
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(file)) from error
     whole = content.endswith(b"\n")
     lines = content.splitlines()
     for number, line in enumerate(lines, start=1):
@@ -191,7 +195,7 @@ def _read_cells(file: Path) -> tuple[dict[str, CellResult], tuple[int, ...], lis
             result = decode_result(line)
         except ValidationError as error:
             if number == len(lines) and not whole:
-                notes.append(f"{file}:{number}: the last line is torn; that cell counts as not measured")
+                notes.append(f"{file}:{number}: {TORN_LINE}; that cell counts as not measured")
             else:
                 damaged.append(number)
                 notes.append(f"{file}:{number}: damaged line left out: {_first_fault(error)}")

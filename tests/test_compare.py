@@ -296,6 +296,14 @@ def test_a_damaged_folder_says_which_line(tmp_path: Path) -> None:
     assert f"{CELLS_FILE}:2: damaged line" in str(refused.value)
 
 
+def test_cells_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    folder = write_sweep(small_sweep(), tmp_path / "sweep")
+    (folder / CELLS_FILE).unlink()
+    (folder / CELLS_FILE).mkdir()
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        read_comparable(folder)
+
+
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     folder = write_sweep(sweep([]), tmp_path / "sweep")
     with pytest.raises(InputError, match="no result"):

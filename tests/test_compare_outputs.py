@@ -21,6 +21,7 @@ from graphtune.compare.model import Comparison
 from graphtune.compare.page import render
 from graphtune.compare.sweeps import compare_sweeps
 from graphtune.compare.text import as_markdown, as_table, escaped
+from graphtune.compare.thresholds import parse_thresholds
 from graphtune.store import CELLS_FILE, Sweep, read_sweep
 from tests.synthetic import cpu_sweep, h200_sweep, small_sweep, write_sweep
 from tests.test_compare import changed, noisy, timed
@@ -62,6 +63,16 @@ def test_the_terminal_gets_80_columns_and_no_control_characters(comparison: Comp
     text = as_table(comparison)
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
+
+
+def test_sweeps_without_a_difference_give_a_line_and_what_to_note() -> None:
+    of = small_sweep(processes=2)
+    assert as_table(compare_sweeps(of, of)).startswith(f"No difference in {len(compare_sweeps(of, of).rows)} rows: ")
+    cut = as_table(compare_sweeps(of, replace(of, finished_at=None)))
+    assert "No difference" in cut and "note: the candidate is not finished" in cut
+    everything = parse_thresholds("rows: [{match: '*', ignore: true}]", "all.yaml")
+    nothing = as_table(compare_sweeps(of, of, everything))
+    assert nothing.startswith("Nothing compared, ") and "rows ignored by the thresholds" in nothing
 
 
 def test_the_summary_comes_first() -> None:

@@ -128,6 +128,7 @@ def _no_gpu(new: Path, base_device: str) -> str | None:
 
 def _not_compared(reason: str, format_: Format) -> str:
     from graphtune.compare import exchange
+    from graphtune.terminal import wrapped
 
     if format_ is Format.JSON:
         return exchange.not_compared_json(reason)
@@ -135,9 +136,9 @@ def _not_compared(reason: str, format_: Format) -> str:
         return exchange.not_compared_junit(reason)
     if format_ is Format.GITHUB:
         return exchange.annotation("notice", "graphtune compare", f"Not compared: {reason}.") + "\n"
-    return (
-        f"{'### graphtune: not compared' + chr(10) * 2 if format_ is Format.MARKDOWN else 'Not compared: '}{reason}\n"
-    )
+    if format_ is Format.MARKDOWN:
+        return f"### graphtune: not compared\n\n{reason}\n"
+    return "\n".join(wrapped(f"Not compared: {reason}")) + "\n"
 
 
 def _text(comparison: Comparison, format_: Format, fail_on: Fail) -> str:

@@ -14,11 +14,13 @@ MOST = 40
 
 
 def as_table(comparison: Comparison) -> str:
-    """At most 80 columns, readable without colour. Sweeps without any difference give one line."""
+    """At most 80 columns, readable without colour. Sweeps without any difference give one line, and notes."""
     if comparison.quiet:
-        lines = wrapped(
-            f"No difference in {len(comparison.rows)} rows: {comparison.base.path} and {comparison.new.path}"
-        )
+        found = f"No difference in {len(comparison.rows)} rows"
+        if not comparison.rows:
+            found = f"Nothing compared, {omissions(comparison) or 'for want of rows'}"
+        lines = wrapped(f"{found}: {comparison.base.path} and {comparison.new.path}")
+        lines += [line for note in comparison.notes for line in wrapped(f"note: {note}", following="  ")]
         return "\n".join(lines) + "\n"
     lines = [*wrapped(title(comparison)), *wrapped(side_text(comparison, base=True), "base  ", " " * 6)]
     lines += [*wrapped(side_text(comparison, base=False), "new   ", " " * 6), "", *wrapped(headline(comparison))]
