@@ -20,6 +20,7 @@ from graphtune.worker.runners.series import BatchSeries, PrefillSeries
 
 STORED = 20
 WARM_UP_TO = 1024
+SETTLE_S = 0.05
 STEPS_IN_A_ROW = 4
 STEPS_OVERLAPPED = 9
 MAX_SAMPLES = 200
@@ -288,8 +289,14 @@ def time_decode(
     The seconds that ``measure`` allows are those of a point, shared by its readings.
     """
     sampled: dict[Execution, dict[str, Samples]] = {execution: {} for execution in steps}
+    # Steps in a row for a while: under a load that runs into its power cap a GPU lowers its clock, and a step timed
+    # before that would be faster than any that a server sees.
+    loaded_until = time.perf_counter() + SETTLE_S
     for step in steps.values():
-        clock.alone(step, series)  # warm-up
+        clock.in_a_row(step, series)
+    while time.perf_counter() < loaded_until:
+        for step in steps.values():
+            clock.in_a_row(step, series)
     graph: Executions = {execution: step for execution, step in steps.items() if execution == "graph"}
     eager: Executions = {execution: step for execution, step in steps.items() if execution == "eager"}
     readings = (
