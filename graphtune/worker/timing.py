@@ -24,7 +24,7 @@ SETTLE_S = 0.05
 STEPS_IN_A_ROW = 4
 STEPS_OVERLAPPED = 9
 MAX_SAMPLES = 200
-PATIENT = 4
+PATIENT = 2
 DELAY_CYCLES = 600_000  # 0.3 ms at 2 GHz, longer than launching a graph takes
 
 
