@@ -29,12 +29,14 @@ from graphtune.figures.base import Drawing, NamedTable
 from graphtune.figures.cells import cell_tables, environment_tables
 from graphtune.figures.glossary import Word, section_text, words_in
 from graphtune.figures.phases import of_phase
-from graphtune.figures.shown_lists import decode_lists, prefill_lists
+from graphtune.figures.predicted import draw_predicted, predicted_lists
+from graphtune.figures.shown_lists import captured_prefill_lists, decode_lists, prefill_lists
 from graphtune.html_page import render_page
 from graphtune.results import CellResult, Environment, Phase
 from graphtune.store import PAGE_FILE, Sweep, read_sweep, write_atomically
 from graphtune.tune.latency_model import LatencyModel, latency_model
-from graphtune.tune.memory_model import memory_model
+from graphtune.tune.memory_model import MemoryModel, memory_model
+from graphtune.tune.prefill_model import prefill_models
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation import EngineAnswer, Recommendation
 from graphtune.tune.recommendation_text import (
@@ -225,13 +227,13 @@ def _sections(sweep: Sweep, answer: Recommendation | None) -> list[Section]:
     timed = [of for of in map(capture.timed_list, (decode, prefill)) if of is not None]
     return [
         Section("memory", "Memory of the card", (memory.draw_divisions(shares),) if shares else ()),
-        Section("traffic", "Traffic", _traffic_figures(prefill, answer, "captured here" if on_cpu else "recommended")),
+        Section("traffic", "Traffic", _traffic_figures(answer, "captured here" if on_cpu else "recommended")),
         Section("time", "Step time", _latency_figures(decode, model, answer, on_cpu=on_cpu), _known(times)),
-        Section("prefill", "Prefill", _prefill_figures(prefill, on_cpu=on_cpu)),
+        Section("prefill", "Prefill", _prefill_figures(prefill, answer, on_cpu=on_cpu)),
         Section(
             "graphs",
             "Graph memory",
-            (*_growth(decode, "decode"), *_growth(prefill, "prefill")),
+            (*_growth(decode, "decode"), *_growth(prefill, "prefill"), *_predicted(measured[0])),
             _known(lists.list_totals(*measured), lists.control_table(*measured), lists.joint_table(cells, *measured)),
         ),
         Section("capture", "Capture time", tuple(map(capture.draw_capture_seconds, timed))),
@@ -249,22 +251,31 @@ def _growth(cells: Sequence[CellResult], phase: Phase) -> tuple[Drawing, ...]:
     return (memory.draw_growths(*found, phase),) if found else ()
 
 
-def _traffic_figures(prefill: Sequence[CellResult], answer: Recommendation | None, ours: str) -> tuple[Drawing, ...]:
+def _predicted(of: MemoryModel) -> tuple[Drawing, ...]:
+    held_out = predicted_lists(of.predictor)
+    return (draw_predicted(held_out),) if held_out else ()
+
+
+def _traffic_figures(answer: Recommendation | None, ours: str) -> tuple[Drawing, ...]:
     if answer is None:
         return ()
+    asked = next((one.workload for one in answer.engines if one.workload is not None), answer.workload)
     found = (
-        traffic_figure.decode_traffic(answer.workload, decode_lists(answer)),
-        traffic_figure.prefill_traffic(answer.workload, prefill_lists(prefill)),
+        traffic_figure.decode_traffic(asked, decode_lists(answer)),
+        traffic_figure.prefill_traffic(asked, prefill_lists(answer)),
     )
     return tuple(traffic_figure.draw_traffic(one, ours) for one in found if one is not None)
 
 
-def _prefill_figures(cells: Sequence[CellResult], *, on_cpu: bool) -> tuple[Drawing, ...]:
-    times = prefill_figure.prefill_times(cells)
-    if times is None:
+def _prefill_figures(
+    cells: Sequence[CellResult], answer: Recommendation | None, *, on_cpu: bool
+) -> tuple[Drawing, ...]:
+    models = prefill_models(cells, answer.eager_overhead_us if answer else 0.0)
+    if not models:
         return ()
-    drawings = [prefill_figure.draw_prefill_times(times, prefill_lists(cells))]
-    if not on_cpu and (crossovers := prefill_figure.crossovers(times)):
+    shown = (prefill_lists(answer) if answer else ()) or captured_prefill_lists(cells)
+    drawings = [prefill_figure.draw_prefill_times(models, shown)]
+    if not on_cpu and (crossovers := prefill_figure.crossovers(models)):
         drawings.append(prefill_figure.draw_crossovers(crossovers, prefill_figure.waste_cap(cells)))
     if launched := breaks.prefill_launches(cells):
         drawings.append(breaks.draw_prefill_launches(launched))
