@@ -55,12 +55,12 @@ def parse_duration_s(text: str, *, where: str | None = None) -> float:
     return float(number * UNIT_SECONDS[unit.lower()])
 
 
-def _quantity(text: str, noun: str, where: str | None) -> tuple[Fraction, str]:
+def _quantity(
+    text: str, noun: str, where: str | None, action: str = "Write a number that is not negative and a unit."
+) -> tuple[Fraction, str]:
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise InputError(
-            f"{text!r} is not {noun}", where=where, action="Write a number that is not negative and a unit."
-        )
+        raise InputError(f"{text!r} is not {noun}", where=where, action=action)
     return Fraction(match[1]), match[2]
 
 
@@ -152,7 +152,9 @@ def parse_gpu_memory(text: str, swept: Environment | None = None) -> GpuMemory:
     assumed to be 600 MiB less than nvidia-smi's. Raises InputError for text, zero, and sizes no card has.
     """
     where = "--gpu-mem"
-    number, unit = _quantity(text, "a memory size", where)
+    number, unit = _quantity(
+        text, "a memory size", where, "Write the size on the card's box, for example 80, or 80GiB, or 81559MiB."
+    )
     card = None
     if unit:
         nvml_bytes = parse_bytes(text, where=where)

@@ -76,6 +76,13 @@ def test_a_model_can_be_named_by_its_config(reports: Path, tmp_path: Path) -> No
         choose_sweep(model=str(path))
 
 
+def test_a_sweep_is_named_once(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_choice, "_shipped", lambda: sweep_choice.read_sweep((reports / "old").resolve()))
+    with pytest.raises(InputError) as caught:
+        choose_sweep(model="llama-70b")
+    assert (caught.value.action or "").count("old (") == 1
+
+
 def run(*arguments: str) -> tuple[int, str, str]:
     done = CliRunner().invoke(app, ["recommend", *arguments])
     return done.exit_code, done.stdout, done.stderr

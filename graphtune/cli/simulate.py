@@ -24,19 +24,21 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
+    workload: Annotated[str, typer.Option(help="Trace: CSV, or JSON of `workload from-trace`.")],
     folder: Annotated[
         Path | None,
         typer.Argument(
             metavar="[DIR]", help="Folder of a sweep; without it as `recommend` chooses.", show_default=False
         ),
     ] = None,
-    workload: Annotated[str, typer.Option(help="Trace: CSV, or JSON of `workload from-trace`.")] = "",
     load: Annotated[str, typer.Option(help="4: arrivals four times as dense. 80%: of what the server can take.")] = "1",
     prefill_tokens_per_s: Annotated[
-        float | None, typer.Option(help="Prompt tokens per second that your server prefills.", show_default=False)
+        float | None,
+        typer.Option(help="Prompt tokens per second that your server prefills. [required unless the sweep timed it]"),
     ] = None,
     kv_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that the KV cache holds.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Tokens that the KV cache holds. [required unless --recommendation holds them]"),
     ] = None,
     engine: Annotated[Engine, typer.Option(help="Engine whose dispatch and default list count.")] = Engine.SGLANG,
     sizes: Annotated[
@@ -68,8 +70,6 @@ def simulate(
     from graphtune.tune.sweep_choice import choose_sweep
     from graphtune.tune.workloads.trace import read_trace
 
-    if not workload:
-        raise InputError("is missing", where="--workload", action="Name a request trace.")
     trace = read_trace(workload)
     question = ServerQuestion(
         engine=engine.value,

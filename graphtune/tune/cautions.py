@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from graphtune.results import Environment, ModelFacts
 from graphtune.stats import LEAST_TOLERANCE, Disturbances
-from graphtune.store import Sweep
+from graphtune.store import TORN_LINE, Sweep
 from graphtune.tune.candidates import COVERAGE_TOLERANCE
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.recommendation import Caution, EngineAnswer, Limits
@@ -122,6 +122,7 @@ def _about_sweep(sweep: Sweep, facts: ModelFacts | None, of: Measurements) -> It
         )
     if of.disturbances.disturbed:
         yield _disturbed(of.disturbances)
+    yield from _torn(sweep)
     if facts and facts.shard_of > 1:
         yield Caution(
             "shard",
@@ -152,8 +153,39 @@ def _disturbed(of: Disturbances) -> Caution:
     )
 
 
+def _torn(sweep: Sweep) -> Iterator[Caution]:
+    for note in sweep.notes:
+        if TORN_LINE in note:
+            yield Caution("torn_line", f"{note}.", "Run the same sweep again: it measures the missing cell.")
+
+
+def _deciding_disturbed(of: Measurements, answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
+    """Sizes of the lists shown as recommended that were only measured while something disturbed the machine."""
+    found: dict[str, None] = {}
+    for answer in answers:
+        if answer.decode is None or answer.workload is None:
+            continue
+        sizes = answer.decode.capture_sizes
+        top = sizes[-1] if sizes else 0
+        above = {share.requests for share in answer.workload.decode if share.requests > top and share.weight}
+        for at in sorted(of.model.disturbed, key=lambda at: (at.size, at.context_tokens)):
+            graph = at.execution == "graph" and at.size in sizes
+            if graph or (at.execution == "eager" and at.size in above):
+                how = "on a graph" if graph else "eager"
+                found[f"{at.size} requests {how} at {at.context_tokens:,} tokens"] = None
+    if found:
+        listed = list(found)
+        rest = f" and {len(listed) - 6} more" if len(listed) > 6 else ""
+        yield Caution(
+            "disturbed_decides",
+            f"The recommendation rests on steps that no process measured undisturbed: {', '.join(listed[:6])}{rest}.",
+            "Sweep with --fresh on a quieter machine before you rely on these sizes.",
+        )
+
+
 def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
     yield from _about_trace(answers)
+    yield from _deciding_disturbed(of, answers)
     measured = of.model.contexts()
     workloads = [answer.workload for answer in answers if answer.workload is not None]
     contexts = {share.mean_kv_tokens or limits.context_tokens for workload in workloads for share in workload.decode}
@@ -184,9 +216,11 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
     if beyond := [f"{1 - a.steps_share:.0%} in {a.engine}" for a in answered if a.steps_share < 1.0]:
         yield Caution(
             "beyond_measured",
-            f"Steps with more requests than were measured are left out: {', '.join(beyond)}.",
+            f"Steps with more requests than were measured are left out of every figure, graph coverage too: "
+            f"{', '.join(beyond)}.",
             "Add larger sizes to the recipe and sweep again; it resumes.",
         )
+    yield from _about_limit(limits, answered)
     yield from _about_eager_steps(answered)
     for answer in answered:
         for warning in answer.flags.warnings if answer.flags else ():
@@ -210,6 +244,18 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
             f"{', '.join(eager)}.",
             "Time your server's eager step before you serve without decode graphs, and state how much longer it takes "
             "with --eager-overhead-ms.",
+        )
+
+
+def _about_limit(limits: Limits, answered: Sequence[EngineAnswer]) -> Iterator[Caution]:
+    asked = limits.max_running_requests
+    held = {answer.engine: answer.memory.max_running_requests for answer in answered if answer.memory is not None}
+    if short := [f"{most:,} in {engine}" for engine, most in held.items() if asked is not None and most < asked]:
+        yield Caution(
+            "max_running_capped",
+            f"KV does not hold {asked:,} requests of {limits.context_tokens:,.0f} tokens, so that the flags ask for "
+            f"{', '.join(short)}.",
+            "Ask with a shorter --context-len if your requests are shorter.",
         )
 
 

@@ -187,10 +187,15 @@ def nothing_fits(engine: Engine, message: str, budget: KvBudget | None) -> Engin
 def _flags(
     engine: Engine, chosen: Candidate, prefill: Candidate | None, budget: KvBudget | None, of: Measurements
 ) -> Flags:
-    """Flags for the lists, and for the engine's memory fraction where it has to differ from the engine's own."""
+    """Flags for the lists, for the asked requests as far as KV holds them, and for the engine's memory fraction where
+    it has to differ from the engine's own."""
     fraction = budget.fraction if budget is not None and budget.fraction_changed else None
     plan = GraphPlan(decode=chosen.sizes, mem_fraction=fraction)
     if prefill is not None:
         backend = prefill.cost.of.backend if prefill.cost is not None else None
         plan = replace(plan, prefill=prefill.sizes, prefill_backend=backend)
-    return engine.flags(plan, of.serving, of.device)
+    serving = of.serving
+    if serving.max_running_requests is not None and budget is not None:
+        fits = max(1, min(serving.max_running_requests, budget.max_running_requests))
+        serving = replace(serving, max_running_requests=fits)
+    return engine.flags(plan, serving, of.device)

@@ -48,7 +48,8 @@ class LatencyModel:
     """Medians by (execution, context, size) of one attention backend.
 
     ``statistic`` names what every figure is. ``cell_ids`` are the cells whose points are in it. ``processes`` holds the
-    same points as each process measured them; ``stood_in`` are those of a process that others stood in for.
+    same points as each process measured them; ``stood_in`` are those of a process that others stood in for,
+    ``disturbed`` those that no process measured undisturbed.
     """
 
     attention: str
@@ -59,6 +60,7 @@ class LatencyModel:
     statistic: str = COMBINED
     processes: Mapping[int, LatencyModel] = field(default_factory=dict)
     stood_in: frozenset[At] = frozenset()
+    disturbed: frozenset[At] = frozenset()
 
     def contexts(self, execution: Execution = "graph") -> tuple[int, ...]:
         """Measured contexts in mean KV tokens per request, ascending."""
@@ -210,6 +212,11 @@ def latency_model(
     attention = graph_points.most_common(1)[0][0]
     known = {_at_of(key): undisturbed(by) for key, by in medians.items() if key.attention == attention}
     complete = with_stand_ins(known, kind=lambda at: at.execution)
+    disturbed = frozenset(
+        _at_of(key)
+        for key, by in medians.items()
+        if key.attention == attention and all(one.disturbed for one in by.values())
+    )
     ids = tuple(cell.cell_id for cell in cells if any(point.attention == attention for point in cell.points))
 
     processes = {
@@ -224,7 +231,7 @@ def latency_model(
         for process in sorted({process for by in known.values() for process in by})
     }
     combined = _table({at: combined_us(by) for at, by in complete.items()})
-    return LatencyModel(attention, time, combined, ids, eager_overhead_us, processes=processes)
+    return LatencyModel(attention, time, combined, ids, eager_overhead_us, processes=processes, disturbed=disturbed)
 
 
 def _table(figures: Mapping[At, float]) -> dict[tuple[Execution, int], dict[int, float]]:

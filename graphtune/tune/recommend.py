@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import Engine, Serving
-from graphtune.errors import InputError
+from graphtune.errors import Finding, InputError
 from graphtune.results import CellResult
 from graphtune.stats import disturbances, noise_between_processes
-from graphtune.store import Sweep
+from graphtune.store import CELLS_FILE, Sweep
 from graphtune.tune import cautions
 from graphtune.tune.bucket_worth import size_costs
 from graphtune.tune.calibrate import Calibration, calibrate
@@ -86,6 +86,12 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
     """
     question = question or Question()
     _check(question)
+    if not sweep.cells:
+        raise Finding(
+            f"this sweep holds no results: {CELLS_FILE} is missing or empty",
+            where=str(sweep.path),
+            action="Run the same sweep command again: it measures everything that is missing.",
+        )
     cells = tuple(cell for cell in sweep.cells if cell.status == "ok" or cell.captured_lists or cell.points)
     measurements = _measurements(sweep, cells, question)
     current = None

@@ -70,7 +70,8 @@ def _read_config(path: Path) -> Any:
 
 
 def _not_swept(model: str, swept: Iterable[tuple[Run, Path]]) -> NotSwept:
-    known = ", ".join(sorted({f"{run.model_name} ({path})" for run, path in swept}))
+    places = {path.resolve(): f"{run.model_name} ({path})" for run, path in reversed(list(swept))}
+    known = ", ".join(sorted(places.values()))
     return NotSwept(
         f"{model!r} was not swept, and another model's figures do not answer for it",
         where="--model",

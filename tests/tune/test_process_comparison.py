@@ -90,6 +90,18 @@ def test_disturbed_steps_are_left_out_and_counted() -> None:
     assert one.eager.chosen_over_this.by_process == pytest.approx((1010 / 3010,))
 
 
+def test_a_disturbed_step_that_decides_is_named() -> None:
+    of = disturbed_sweep()
+    only = replace(of, cells=of.cells[1:])
+    decides = recommend(only, Question(workload="steady 4", engines=("vllm",)))
+    warning = next(one for one in checked(decides)["warnings"] if one["code"] == "disturbed_decides")
+    assert "4 requests on a graph at 1,024 tokens" in warning["message"]
+    small = recommend(only, Question(workload="steady 1", engines=("vllm",)))  # its replay was not disturbed
+    assert small.engine("vllm").decode.capture_sizes == (1,)  # type: ignore[union-attr]
+    assert "disturbed_decides" not in codes(checked(small))
+    assert "disturbed_decides" not in codes(checked(recommend(of, Question(engines=("vllm",)))))
+
+
 def test_only_disturbed_steps_are_used_and_said_to_be() -> None:
     of = disturbed_sweep()
     answer = recommend(replace(of, cells=of.cells[1:]), Question(engines=("vllm",)))

@@ -13,6 +13,7 @@ from graphtune.engines import ENGINES
 from graphtune.errors import Finding, InputError
 from graphtune.results import CaptureList
 from graphtune.stats import Ratio
+from graphtune.store import read_sweep
 from graphtune.tune.candidates import bucket_for
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.workload import DecodeShare, Workload, steady, uniform
@@ -29,6 +30,7 @@ from tests.synthetic import (
     point,
     small_sweep,
     sweep,
+    write_sweep,
 )
 from tests.tune.answers import SCHEMA, SPARSE, checked, codes
 
@@ -324,6 +326,36 @@ def test_questions_that_make_no_sense_are_refused(question: Question, where: str
     with pytest.raises(InputError) as caught:
         recommend(RICH, question)
     assert caught.value.where == where
+
+
+def test_an_empty_sweep_says_that_it_is_empty() -> None:
+    with pytest.raises(Finding, match="holds no results") as caught:
+        recommend(sweep([]))
+    assert "--retry-failed" not in (caught.value.action or "")
+
+
+def test_running_requests_beyond_kv_are_not_asked_of_the_engine() -> None:
+    answer = recommend(RICH, Question(gpu_mem="24", max_running_requests=100, workload="steady 2"))
+    data = checked(answer)
+    warning = next(one for one in data["warnings"] if one["code"] == "max_running_capped")
+    for one in answer.engines:
+        assert one.memory is not None and one.memory.max_running_requests < 100
+        assert f"{one.memory.max_running_requests} in {one.engine}" in warning["message"]
+    (sglang,) = (one for one in answer.engines if one.engine == "sglang")
+    assert sglang.flags is not None and sglang.memory is not None
+    at = sglang.flags.args.index("--max-running-requests")
+    assert sglang.flags.args[at + 1] == str(sglang.memory.max_running_requests)
+    fits = recommend(RICH, Question(gpu_mem="141", max_running_requests=100))
+    assert "max_running_capped" not in codes(checked(fits))
+
+
+def test_a_torn_line_is_told_with_the_answer(tmp_path: Path) -> None:
+    path = write_sweep(small_sweep((1, 2)), tmp_path / "sweep")
+    whole = recommend(read_sweep(path))
+    with (path / "cells.jsonl").open("a") as file:
+        file.write('{"schema": 1, "cell_id"')
+    assert "torn_line" in codes(checked(recommend(read_sweep(path))))
+    assert "torn_line" not in codes(checked(whole))
 
 
 def test_a_workload_file_weighs_steps_and_contexts(tmp_path: Path) -> None:
