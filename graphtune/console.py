@@ -101,7 +101,9 @@ class LiveProgress:
         self._bar.reset(self._task, description=f"{self._label} starting", total=None, left_s=left_s)
 
     def stage(self, name: str, done: int | None, total: int | None) -> None:
-        self._bar.update(self._task, description=f"{self._label} {name.replace('_', ' ')}", completed=done or 0, total=total)
+        self._bar.update(
+            self._task, description=f"{self._label} {name.replace('_', ' ')}", completed=done or 0, total=total
+        )
 
     def cell_ended(self, status: str, seconds: float, left_s: float | None) -> None:
         self._line(f"{self._label} {status} after {format_duration_s(seconds)}")
