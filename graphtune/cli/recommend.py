@@ -117,7 +117,7 @@ def recommend(
     Exit codes: 0 an answer, 1 nothing fits, 2 bad input.
     """
     from graphtune.tune.recommend import recommend as answer_question
-    from graphtune.tune.recommendation import as_json
+    from graphtune.tune.recommendation_json import as_json
     from graphtune.tune.recommendation_text import as_text, warnings_text
     from graphtune.tune.sweep_choice import NotSwept, choose_sweep, config_of
 

@@ -61,7 +61,7 @@ def verify(
 def _answer(folder: Path, gpu_mem: str | None, engine: str | None) -> dict[str, Any]:
     from graphtune.store import read_sweep
     from graphtune.tune.recommend import Question, recommend
-    from graphtune.tune.recommendation import as_json
+    from graphtune.tune.recommendation_json import as_json
 
     return as_json(recommend(read_sweep(folder), Question(gpu_mem=gpu_mem, engines=(engine,) if engine else ())))
 

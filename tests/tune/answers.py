@@ -12,7 +12,7 @@ import jsonschema
 
 from graphtune.results import CaptureList, Execution
 from graphtune.store import Sweep
-from graphtune.tune.recommendation import as_json
+from graphtune.tune.recommendation_json import as_json
 from tests.synthetic import MIB, captured_list, cell_result, point, sweep
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "recommendation.schema.json").read_text())

@@ -22,7 +22,7 @@ from graphtune.plan import CaptureLimit
 from graphtune.results import CellResult, Mark
 from graphtune.store import decode_cell
 from graphtune.tune.recommend import Question, recommend
-from graphtune.tune.recommendation import as_json
+from graphtune.tune.recommendation_json import as_json
 from graphtune.tune.verify import (
     TIMED_SIZES,
     Target,

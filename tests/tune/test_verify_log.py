@@ -14,7 +14,7 @@ from graphtune.cli.app import app
 from graphtune.errors import Finding
 from graphtune.tune.log_summary import summarise_file
 from graphtune.tune.recommend import Question, recommend
-from graphtune.tune.recommendation import as_json
+from graphtune.tune.recommendation_json import as_json
 from graphtune.tune.verify_log import LogVerification, verify_log
 from tests.tune.answers import SPARSE
 
