@@ -66,9 +66,9 @@ def test_a_disturbed_host_gets_more_time_to_be_quiet() -> None:
     for sampler, disturbed in zip(samplers, (False, True), strict=True):
         while sampler.stop is None:
             count = len(sampler.us) + len(sampler.disturbed_us)
-            sampler.add([NORMAL_US + count], 0.4, ("host slowed down",) if disturbed and count % 2 == 0 else ())
+            sampler.add([NORMAL_US + count], 0.33, ("host slowed down",) if disturbed and count % 2 == 0 else ())
         taken.append(len(sampler.us))
-    assert taken == [3, 3] and len(samplers[1].disturbed_us) == 3
+    assert taken == [4, 3] and len(samplers[1].disturbed_us) == 3
     assert samplers[1].samples("time").flags == ()
 
 
