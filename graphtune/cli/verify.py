@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from graphtune.device import Device
     from graphtune.plan import Cell
     from graphtune.results import CellResult
-    from graphtune.tune.verify import Target
+    from graphtune.tune.verify_target import Target
 
 TIMEOUT_S = 1800.0
 
@@ -48,7 +49,7 @@ def verify(
     A fresh process loads the model, fills a KV cache of the recommended size and captures the list. Exit codes: 0 as
     stated, 1 not, or nothing was captured because it does not fit, 2 bad input.
     """
-    from graphtune.tune.verify import read_recommendation, target_of
+    from graphtune.tune.verify_target import read_recommendation, target_of
 
     asked = None if engine is EngineChoice.ALL else engine.value.replace("-", "_")
     data = _answer(what, gpu_mem, asked) if what.is_dir() else read_recommendation(what)
@@ -69,7 +70,9 @@ def _answer(folder: Path, gpu_mem: str | None, engine: str | None) -> dict[str, 
 def _capture(target: Target, gpu_mem: str | None, device_name: str, as_data: bool) -> None:
     from graphtune.device import choose_device
     from graphtune.store import read_sweep
-    from graphtune.tune.verify import refuse_too_small, verification_cell, verify
+    from graphtune.tune.verify import verification_cell, verify
+    from graphtune.tune.verify_joint import joint_cell, joint_checks
+    from graphtune.tune.verify_target import refuse_too_small
     from graphtune.tune.verify_text import as_json, as_text
     from graphtune.units import parse_gpu_memory, swept_gpu_memory
 
@@ -81,6 +84,9 @@ def _capture(target: Target, gpu_mem: str | None, device_name: str, as_data: boo
     _same_device(sweep.device, device)
     cell = verification_cell(target, sweep, gpu if device.kind == "cuda" else None)
     found = verify(target, sweep, _run(cell, device))
+    both = joint_cell(target, sweep, cell)
+    if both is not None:
+        found = replace(found, checks=(*found.checks, *joint_checks(target, sweep, _run(both, device))))
     typer.echo(json.dumps(as_json(found), indent=1) if as_data else as_text(found), nl=as_data)
     if not found.passed:
         raise typer.Exit(1)

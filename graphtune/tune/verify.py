@@ -7,21 +7,19 @@ not pass what was stated, and a replay must take what it took in the sweep. On a
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from graphtune.errors import Finding, InputError
+from graphtune.errors import Finding
 from graphtune.plan import STEP_TOKENS, CaptureLimit, Cell, LatencyAt
-from graphtune.results import CapturedList, CaptureList, CellResult, Order, Point, Sharing
+from graphtune.results import CapturedList, CellResult, Point
 from graphtune.stats import Time, median_us
 from graphtune.store import Sweep, decode_cell
-from graphtune.tune.block_pool import RULES
 from graphtune.tune.latency_model import latency_model
-from graphtune.units import GpuMemory, format_bytes
+from graphtune.tune.verify_target import Target
+from graphtune.units import GpuMemory
 
 TIMED_SIZES = 5
 REPLAY_TOLERANCE = 0.05
@@ -30,32 +28,8 @@ REPLAY_TOLERANCE = 0.05
 SECONDS_FACTOR, SECONDS_MORE = 2.0, 1.0
 """Capturing is host work, which a busy host slows down: only what takes far longer than stated is a finding."""
 
-BUDGET_TERMS = ("context", "weights", "workspace", "static_buffer", "kv")
-
 Verdict = Literal["ok", "outside", "not judged"]
 CheckUnit = Literal["bytes", "s", "us", "sizes", "tokens", "share"]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a recommendation says of one engine's list. ``held_bytes`` is the device memory of everything but graphs,
-    the KV pool of ``kv_tokens`` included; both null where there is no budget."""
-
-    engine: str
-    sweep: str
-    list: CaptureList
-    context_tokens: float
-    graph_bytes: int
-    interval: tuple[int, int]
-    peak_bytes: int
-    capture_s: float | None
-    kv_tokens: int | None
-    held_bytes: int | None
-
-    @property
-    def needed_bytes(self) -> int | None:
-        """Device bytes at the peak of capturing."""
-        return None if self.held_bytes is None else self.held_bytes + self.peak_bytes
 
 
 @dataclass(frozen=True)
@@ -83,77 +57,6 @@ class Verification:
     @property
     def passed(self) -> bool:
         return all(check.verdict != "outside" for check in self.checks)
-
-
-def read_recommendation(file: Path) -> dict[str, Any]:
-    """The JSON that ``recommend --json`` wrote. Raises InputError for anything else."""
-    action = "Write one with `graphtune recommend --json > FILE`."
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(file), action=action) from error
-    except ValueError as error:
-        raise InputError(f"is not JSON: {error}", where=str(file), action=action) from error
-    if not isinstance(data, dict) or not isinstance(data.get("engines"), dict) or data.get("schema") != 1:
-        raise InputError("is not a recommendation of schema 1", where=str(file), action=action)
-    return data
-
-
-def target_of(data: Mapping[str, Any], engine: str | None, where: str) -> Target:
-    """The list of one engine (the first that captures something when not named) in a recommendation's JSON.
-
-    Raises InputError for an engine that is not in it and Finding where nothing is captured.
-    """
-    engines = data["engines"]
-    if engine is not None and engine not in engines:
-        raise InputError(f"holds no answer for {engine}", where=where, action=f"It has {', '.join(engines)}.")
-    names = [engine] if engine is not None else list(engines)
-    found = next((name for name in names if (engines[name].get("decode") or {}).get("capture_sizes")), None)
-    if found is None:
-        raise Finding("nothing is captured, so there is nothing to verify", where=where)
-    try:
-        return _target(found, data, engines[found]["decode"], engines[found].get("memory"))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"is no complete recommendation: {error!r}", where=where) from error
-
-
-def _target(engine: str, data: Mapping[str, Any], of: Mapping[str, Any], memory: Mapping[str, Any] | None) -> Target:
-    if of["graph_bytes"] is None or of["order"] is None:
-        raise Finding("the bytes of this list are not known, so there is nothing to verify it against")
-    order: Order = of["order"]
-    output: Sharing = of["output"]
-    workspace: Sharing = of["workspace"]
-    sizes = tuple(int(size) for size in of["capture_sizes"])
-    low, high = of["graph_bytes_interval"] or (0, of["graph_bytes"])
-    step = RULES[data["sweep"]["environment"]["graph_mechanism"]].segment_step_bytes
-    held = None if memory is None else sum(int(memory[f"{term}_bytes"]) for term in BUDGET_TERMS)
-    return Target(
-        engine=engine,
-        sweep=str(data["sweep"]["path"]),
-        list=CaptureList("recommended", "decode", of["backend"], sizes, order, output, workspace),
-        context_tokens=float(data["limits"]["context_tokens"]),
-        graph_bytes=int(of["graph_bytes"]),
-        # A list that was measured has an interval without width; devices give memory in steps.
-        interval=(max(0, int(low) - step), int(high) + step),
-        peak_bytes=int(of["capture_peak_bytes"] or of["graph_bytes"]),
-        capture_s=of["capture_s"],
-        kv_tokens=None if memory is None else int(memory["kv_tokens"]),
-        held_bytes=held,
-    )
-
-
-def refuse_too_small(target: Target, gpu: GpuMemory | None) -> None:
-    """Raise Finding when what the recommendation needs at its peak is more than ``gpu`` has: by how much, for what."""
-    if gpu is None or target.needed_bytes is None or target.needed_bytes <= gpu.cuda_total_bytes:
-        return
-    short = target.needed_bytes - gpu.cuda_total_bytes
-    held = target.held_bytes or 0
-    raise Finding(
-        f"nothing was captured: {format_bytes(held)} for everything but graphs and {format_bytes(target.peak_bytes)} "
-        f"while capturing are {format_bytes(short)} more than the {format_bytes(gpu.cuda_total_bytes)} a process can "
-        f"have ({gpu.rule})",
-        action="Ask for a recommendation for this card: graphtune recommend --gpu-mem.",
-    )
 
 
 def verification_cell(target: Target, sweep: Sweep, gpu: GpuMemory | None) -> Cell:
@@ -211,10 +114,10 @@ def verify(target: Target, sweep: Sweep, result: CellResult) -> Verification:
     captured = result.captured_lists[0]
     on_gpu = result.environment is not None and result.environment.device == "cuda"
     checks = [
-        _within("graph memory", "bytes", target.graph_bytes, target.interval, captured.graph_bytes),
+        within("graph memory", "bytes", target.graph_bytes, target.interval, captured.graph_bytes),
         _peak(target, captured),
         *_device(result, captured),
-        _gate(captured),
+        gate_check(captured),
         _seconds(target, captured, judged=on_gpu),
         *_times(sweep, result.points, judged=on_gpu),
     ]
@@ -222,7 +125,7 @@ def verify(target: Target, sweep: Sweep, result: CellResult) -> Verification:
     return Verification(target, name, tuple(checks))
 
 
-def _within(
+def within(
     name: str,
     unit: CheckUnit,
     predicted: float | None,
@@ -242,7 +145,7 @@ def _within(
 
 def _peak(target: Target, captured: CapturedList) -> Check:
     high = target.peak_bytes + target.interval[1] - target.graph_bytes
-    return _within("peak while capturing", "bytes", target.peak_bytes, (None, high), captured.peak_bytes)
+    return within("peak while capturing", "bytes", target.peak_bytes, (None, high), captured.peak_bytes)
 
 
 def _device(result: CellResult, captured: CapturedList) -> list[Check]:
@@ -255,20 +158,20 @@ def _device(result: CellResult, captured: CapturedList) -> list[Check]:
         return []
     used = before.free_delta_bytes + captured.peak_bytes
     predicted = before.free_delta_bytes + limit.needed_bytes
-    return [_within("device memory at the peak", "bytes", predicted, (None, limit.device_bytes), used)]
+    return [within("device memory at the peak", "bytes", predicted, (None, limit.device_bytes), used)]
 
 
-def _gate(captured: CapturedList) -> Check:
+def gate_check(captured: CapturedList, name: str = "outputs equal to eager's") -> Check:
     passed = sum(check.passed for check in captured.gate)
     failed = next((f"size {check.size}: {check.reason}" for check in captured.gate if not check.passed), None)
     many = len(captured.list.sizes)
     verdict: Verdict = "ok" if captured.gate_green else "outside"
-    return Check("outputs equal to eager's", "sizes", many, many, many, passed, verdict, failed or captured.reason)
+    return Check(name, "sizes", many, many, many, passed, verdict, failed or captured.reason)
 
 
 def _seconds(target: Target, captured: CapturedList, *, judged: bool) -> Check:
     high = None if target.capture_s is None else SECONDS_FACTOR * target.capture_s + SECONDS_MORE
-    return _within("seconds of capture", "s", target.capture_s, (None, high), captured.capture_s, judged=judged)
+    return within("seconds of capture", "s", target.capture_s, (None, high), captured.capture_s, judged=judged)
 
 
 def _times(sweep: Sweep, points: Sequence[Point], *, judged: bool) -> list[Check]:
@@ -285,7 +188,7 @@ def _times(sweep: Sweep, points: Sequence[Point], *, judged: bool) -> list[Check
             bounds = (predicted - off, predicted + off) if predicted is not None else (None, None)
             flagged = ", ".join(samples.flags) if samples is not None and samples.flags else None
             checks.append(
-                _within(
+                within(
                     f"{name} of {point.raw_size}",
                     "us",
                     predicted,

@@ -23,17 +23,9 @@ from graphtune.results import CellResult, Mark
 from graphtune.store import decode_cell
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation_json import as_json
-from graphtune.tune.verify import (
-    TIMED_SIZES,
-    Target,
-    Verification,
-    read_recommendation,
-    refuse_too_small,
-    spread,
-    target_of,
-    verification_cell,
-    verify,
-)
+from graphtune.tune.verify import TIMED_SIZES, Verification, spread, verification_cell, verify
+from graphtune.tune.verify_joint import joint_cell, joint_checks
+from graphtune.tune.verify_target import Target, read_recommendation, refuse_too_small, target_of
 from graphtune.tune.verify_text import as_text
 from graphtune.units import MIB, parse_gpu_memory
 from graphtune.worker.memory import refusal
@@ -216,3 +208,41 @@ def test_the_command_prints_the_checks_and_exits_by_them(tmp_path: Path, monkeyp
     done = CliRunner().invoke(app, ["verify", str(folder), "--engine", "vllm", "--gpu-mem", "141", "--json"])
     data = json.loads(done.stdout)
     assert done.exit_code == 1 and data["passed"] is False and data["checks"][0]["verdict"] == "outside"
+
+
+def with_prefill() -> Target:
+    data = copy.deepcopy(DATA)
+    answer = data["engines"]["vllm"]
+    answer["prefill"] = {
+        **answer["decode"],
+        "backend": "breakable",
+        "capture_sizes": [64, 128],
+        "graph_bytes": 200 * MIB,
+    }
+    return target(data)
+
+
+def test_a_prefill_list_is_captured_before_that_of_decode_into_one_pool() -> None:
+    of = with_prefill()
+    assert of.prefill is not None and of.joint_bytes is not None and of.joint_bytes > of.graph_bytes + 200 * MIB
+    decode = verification_cell(of, SPARSE, GPU)
+    cell = joint_cell(of, SPARSE, decode)
+    assert cell is not None and cell.purpose == "joint" and cell.gate and cell.latency == ()
+    assert [one.phase for one in cell.lists] == ["prefill", "decode"]
+    assert cell.capture_limit is not None and cell.capture_limit.device_bytes == GPU.cuda_total_bytes
+    assert joint_cell(target(), SPARSE, decode) is None
+
+
+@pytest.mark.parametrize(("prefill_mib", "passed"), [(150, True), (260, False)])
+def test_both_lists_may_take_at_most_what_they_were_stated_to_take_apart(prefill_mib: int, passed: bool) -> None:
+    of = with_prefill()
+    assert of.prefill is not None
+    prefill = replace(captured_list(of.prefill), graph_bytes=prefill_mib * MIB, peak_bytes=300 * MIB)
+    decode = replace(captured_list(of.list), graph_bytes=of.graph_bytes, peak_bytes=of.peak_bytes)
+    checks = joint_checks(of, SPARSE, cell_result([prefill, decode], [], purpose="joint"))
+    both = checks[0]
+    assert both.measured == prefill_mib * MIB + of.graph_bytes
+    assert (both.verdict == "ok") == passed
+    assert [check.verdict for check in checks[2:]] == ["ok", "ok"]
+    with pytest.raises(Finding, match="both"):
+        joint_checks(of, SPARSE, cell_result([prefill], [], purpose="joint"))
