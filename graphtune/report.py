@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,17 @@ from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.memory_model import MemoryModel, memory_model
 from graphtune.tune.prefill_model import prefill_models
 from graphtune.tune.recommend import Question, recommend
-from graphtune.tune.recommendation import EngineAnswer, Recommendation
+from graphtune.tune.recommendation import EngineAnswer, ListAnswer, Recommendation
 from graphtune.tune.recommendation_text import (
     EAGER,
     NAMES,
     ROWS,
     TOLERANCE,
     alternatives,
+    bucket_words,
     flag_lines,
     how_to_ask,
+    prefill_words,
     traffic,
     with_overhead,
 )
@@ -78,20 +80,29 @@ class Section:
 
 
 @dataclass(frozen=True)
+class ComparedLists:
+    """A list beside the engine's own and no graphs: ``rows`` are a label and one value per column."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True)
 class EngineCard:
     """One engine's answer as shown at the head of the page.
 
-    ``rows`` are a label and one value per column; ``others`` says what else there is; ``flags`` are the pieces that a
-    line may be broken between.
+    ``tables`` compare lists, one for each phase; ``others`` says what else there is, ``more`` what a reader may want to
+    know of the buckets; ``flags`` are the pieces that a line may be broken between.
     """
 
     name: str
     version: str
     headline: str
     message: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    tables: tuple[ComparedLists, ...]
     others: str
+    more: tuple[str, ...]
     flags: tuple[str, ...]
     found: bool
 
@@ -134,7 +145,9 @@ def page(sweep: Sweep, question: Question) -> dict[str, Any]:
         "how_to_ask": how_to_ask(answer) if answer else "",
         "fine_print": fine_print,
         "cards": cards,
-        "answer_words": words_in("\n".join([*fine_print, *(label for card in cards for label, _ in card.rows)])),
+        "answer_words": words_in(
+            "\n".join([*fine_print, *(label for card in cards for table in card.tables for label, _ in table.rows)])
+        ),
         "warnings": answer.warnings if answer else (),
         "sections": tuple(section for section in sections if not section.empty),
     }
@@ -169,29 +182,55 @@ def _chips(sweep: Sweep, environment: Environment | None) -> tuple[str, ...]:
 
 
 def _card(one: EngineAnswer) -> EngineCard:
-    shown = [("this list", one.decode), ("its default", one.default), ("no graphs", one.eager)]
-    known = [(title, of) for title, of in shown if of is not None] if one.decode is not None else []
-    headline = "Nothing fits"
-    if one.decode is not None:
-        sizes = one.decode.capture_sizes
-        headline = (
-            f"{len(sizes)} sizes, {sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"Size {sizes[0]}" if sizes else ""
-        )
-        headline = headline or "No graphs"
-    elif one.status == "partial":
-        headline = "No answer"
     return EngineCard(
         name=NAMES[one.engine],
         version=one.version,
-        headline=headline,
+        headline=_headline(one),
         message=sentence(one.message),
-        columns=tuple(title for title, _ in known),
-        rows=tuple((_narrow(label), tuple(_narrow(_value(cell(of))) for _, of in known)) for label, cell in ROWS)
-        if known
-        else (),
-        others=_value(sentence(alternatives(one))),
+        tables=_compared_lists(one),
+        others=_value(" ".join(map(sentence, filter(None, (alternatives(one), *prefill_words(one)[1:]))))),
+        more=tuple(_value(sentence(text)) for text in bucket_words(one)) if one.decode is not None else (),
         flags=tuple(re.findall(r"[^,]*,|[^,]+$", "\n".join(flag_lines(one.flags)))) if one.flags is not None else (),
         found=one.decode is not None,
+    )
+
+
+def _headline(one: EngineAnswer) -> str:
+    if one.decode is None:
+        return "No answer" if one.status == "partial" else "Nothing fits"
+    sizes = one.decode.capture_sizes
+    if not sizes:
+        return "No decode graphs" if one.prefill is not None and one.prefill.capture_sizes else "No graphs"
+    return f"{len(sizes)} sizes, {sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"Size {sizes[0]}"
+
+
+def _compared_lists(one: EngineAnswer) -> tuple[ComparedLists, ...]:
+    """Decode, and prefill where the traffic has some."""
+    if one.decode is None:
+        return ()
+    prefill = one.prefill is not None
+    tables = [_compared("decode, in requests" if prefill else "", ROWS, one.decode, one.default, one.eager)]
+    if one.prefill is not None:
+        backend = "" if one.prefill.is_eager else f", {one.prefill.backend}"
+        rows = [(label, cell) for label, cell in ROWS if label not in ("recommended is", "KV tokens")]
+        title = f"prefill, in tokens{backend}"
+        tables.append(_compared(title, rows, one.prefill, one.prefill_default, one.prefill_eager))
+    return tuple(tables)
+
+
+def _compared(
+    title: str,
+    rows: Sequence[tuple[str, Callable[[ListAnswer], str]]],
+    ours: ListAnswer,
+    default: ListAnswer | None,
+    eager: ListAnswer | None,
+) -> ComparedLists:
+    shown = [("this list", ours), ("its default", default), ("no graphs", eager)]
+    known = [(column, of) for column, of in shown if of is not None]
+    return ComparedLists(
+        title,
+        tuple(column for column, _ in known),
+        tuple((_narrow(label), tuple(_narrow(_value(cell(of))) for _, of in known)) for label, cell in rows),
     )
 
 

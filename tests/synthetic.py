@@ -28,6 +28,7 @@ from graphtune.results import (
     Timeline,
 )
 from graphtune.store import Run, Sweep, SweepWriter
+from graphtune.tune.workload import DecodeShare, PrefillShare, Workload
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -528,6 +529,13 @@ def both_phases_sweep(path: Path = Path("reports/synthetic-8b-nvidia-h200")) -> 
     of = h200_sweep(path)
     joint = (joint_cell("decode", "prefill"), joint_cell("prefill", "decode"))
     return replace(of, cells=(*of.cells, prefill_cell(1), prefill_cell(2, 1.006), *joint))
+
+
+def both_phases_traffic() -> Workload:
+    """Steps of decode and, fewer, of prefill, some above what pays."""
+    decode = tuple(DecodeShare(requests, 1.0 / requests) for requests in range(1, 129))
+    prefill = tuple(PrefillShare(tokens, 4096.0 / (64 + tokens)) for tokens in range(16, 2049, 16))
+    return Workload(decode, prefill, 128, 2048, "made up", "per_step")
 
 
 def cpu_sweep(path: Path = Path("reports/synthetic-tiny-cpu")) -> Sweep:

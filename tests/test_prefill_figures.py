@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 from graphtune.figures.breaks import draw_prefill_launches, prefill_launches
 from graphtune.figures.lists import joint_table, list_totals
 from graphtune.figures.phases import of_phase
-from graphtune.figures.prefill import PrefillTimes, crossovers, draw_crossovers, prefill_curves, prefill_times
-from graphtune.figures.shown_lists import ShownList, decode_lists, joined, prefill_lists
+from graphtune.figures.prefill import crossovers, draw_crossovers, main_backend, prefill_curves, replays
+from graphtune.figures.shown_lists import ShownList, captured_prefill_lists, decode_lists, joined, prefill_lists
 from graphtune.figures.traffic import decode_traffic, draw_traffic, prefill_traffic
 from graphtune.report import page, render
 from graphtune.results import CaptureList
 from graphtune.stats import combined_us
 from graphtune.tune.memory_model import memory_model
+from graphtune.tune.prefill_model import PrefillKey, PrefillModel, prefill_models
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.workload import PrefillShare
 from tests.synthetic import (
     PREFILL_LIST,
     both_phases_sweep,
+    both_phases_traffic,
     captured_list,
     cpu_sweep,
     h200_sweep,
@@ -31,30 +33,19 @@ from tests.synthetic import (
 )
 
 QUESTION = Question(gpu_mem="80")
+ASKED = Question(gpu_mem="80", workload=both_phases_traffic())
 
 
-def measured() -> PrefillTimes:
-    times = prefill_times(both_phases_sweep().cells)
-    assert times is not None
-    return times
+def measured() -> dict[str, PrefillModel]:
+    return prefill_models(both_phases_sweep().cells)
 
 
 def test_times_are_read_by_backend_bucket_and_tokens() -> None:
-    times = measured()
-    assert set(times.replay) == {"breakable", "full"} and times.backend == "breakable"
-    assert tuple(sorted(times.replay["breakable"])) == PREFILL_LIST
-    assert set(times.replay["breakable"][768]) == {513, 768}
-    one = combined_us({1: 5160.0, 2: 5160.0 * 1.006})
-    assert times.replay["breakable"][64][64] == pytest.approx(one)
-    assert prefill_times(h200_sweep().cells) is None
-
-
-def test_other_requests_and_prefixes_are_not_mixed_in() -> None:
-    cell = prefill_cell()
-    others = tuple(
-        replace(p, requests=8) if index % 2 else replace(p, context_tokens=512) for index, p in enumerate(cell.points)
-    )
-    assert prefill_times([cell, replace(cell, points=others)]) == prefill_times([cell])
+    models = measured()
+    assert set(models) == {"breakable", "full"} and main_backend(models) == "breakable"
+    by_bucket = replays(models["breakable"])
+    assert tuple(sorted(by_bucket)) == PREFILL_LIST and set(by_bucket[768]) == {513, 768}
+    assert by_bucket[64][64] == pytest.approx(combined_us({1: 5160.0, 2: 5160.0 * 1.006}))
 
 
 def test_crossovers_say_where_padding_stops_paying() -> None:
@@ -73,37 +64,45 @@ def test_crossovers_say_where_padding_stops_paying() -> None:
 )
 def test_no_size_between_a_crossover_and_its_bucket_is_faster_eager(buckets: list[int], data: st.DataObject) -> None:
     us = st.floats(100.0, 1000.0)
-    raws = {bucket: sorted({below + 1, bucket}) for below, bucket in zip([0, *buckets], buckets, strict=False)}
-    replay = {bucket: {raw: data.draw(us) for raw in some} for bucket, some in raws.items()}
-    eager = {raw: data.draw(us) for some in raws.values() for raw in some}
-    times = PrefillTimes({"breakable": replay}, eager)
-    found = crossovers(times)
+    table: dict[PrefillKey, float] = {}
+    for below, bucket in zip([0, *buckets], buckets, strict=False):
+        for raw in sorted({below + 1, bucket}):
+            table[PrefillKey("breakable", bucket, raw)] = data.draw(us)
+            table[PrefillKey("eager", None, raw)] = data.draw(us)
+    model = PrefillModel("breakable", table, ())
+    found = crossovers({"breakable": model})
     assert [one.bucket for one in found] == buckets
     for one in found:
 
-        def loss(raw: float, bucket: int = one.bucket) -> float:
-            padded, exact = times.replay_us("breakable", bucket, raw), times.eager_us(raw)
+        def loss(raw: int, bucket: int = one.bucket) -> float:
+            padded, exact = model.step(raw, bucket), model.step(raw, None)
             assert padded is not None and exact is not None
-            return padded - exact
+            return padded.us - exact.us
 
         if one.from_tokens is None:
             assert loss(one.bucket) > 0
             continue
         assert all(loss(raw) <= 1e-6 for raw in range(1, one.bucket + 1) if raw >= one.from_tokens)
         if one.to_the_end:
-            assert one.from_tokens == min(eager)
+            assert one.from_tokens == 1
         else:
-            assert loss(one.from_tokens) == pytest.approx(0.0, abs=1e-6)
+            assert loss(int(one.from_tokens)) >= -1e-6, "the size below the crossing, where eager takes over"
 
 
 def test_a_list_follows_eager_where_its_engine_does_not_replay() -> None:
-    times = measured()
-    capped = ShownList(("SGLang",), (4, 64), "capped", False, 2.0)
-    (curve,) = prefill_curves(times, [capped], 128)
+    models = measured()
+    capped = ShownList(("SGLang",), (4, 64), "capped", False, 2.0, "breakable")
+    (curve,) = prefill_curves(models, [capped], 128)
     us = dict(zip(curve.tokens, curve.step_us, strict=True))
-    assert us[1] == times.eager_us(1) and us[4] == times.replay_us("breakable", 4, 4)
-    assert us[31] == times.eager_us(31) and us[32] == times.replay_us("breakable", 64, 32)
-    assert us[100] == times.eager_us(100), "above its top"
+
+    def at(raw: int, bucket: int | None) -> float:
+        figure = models["breakable"].step(raw, bucket)
+        assert figure is not None
+        return figure.us
+
+    assert us[1] == at(1, None) and us[4] == at(4, 4)
+    assert us[31] == at(31, None) and us[32] == at(32, 64)
+    assert us[100] == at(100, None), "above its top"
 
 
 def test_launches_of_a_breakable_step_are_told_apart() -> None:
@@ -135,13 +134,23 @@ def test_both_phases_in_one_pool_stand_beside_each_alone() -> None:
     assert joint_table(h200_sweep().cells, *models) is None
 
 
-def test_prefill_lists_are_those_of_engines() -> None:
-    (only,) = prefill_lists(both_phases_sweep().cells)
-    assert only.sizes == PREFILL_LIST and only.names == ("SGLang's default",) and only.bucket(31) == 32
-    assert only.bucket(1) is None, "padding to four times the tokens is refused"
-    mine = CaptureList("mine", "prefill", "full", (8, 64), waste_cap=None)
-    (own,) = prefill_lists([replace(prefill_cell(), captured_lists=(captured_list(mine),))])
-    assert own.names == ("list “mine”",) and own.bucket(1) == 8
+def test_prefill_lists_are_the_recommended_ones_and_each_engine_s_own() -> None:
+    answer = recommend(both_phases_sweep(), ASKED)
+    lists = prefill_lists(answer)
+    assert [of.recommended for of in lists] == sorted((of.recommended for of in lists), reverse=True)
+    sglang = answer.engine("sglang").prefill
+    assert sglang is not None
+    first = next(of for of in lists if "SGLang" in of.names)
+    assert first.sizes == sglang.capture_sizes and first.backend == sglang.backend and first.padding == "capped"
+    assert any("SGLang's default" in of.names for of in lists)
+    assert prefill_lists(recommend(h200_sweep(), QUESTION)) == ()
+
+
+def test_captured_prefill_lists_pad_up_to_the_cap_of_the_sweep() -> None:
+    capped, free = (CaptureList("mine", "prefill", "full", (8, 64), waste_cap=cap) for cap in (2.0, None))
+    cell = replace(prefill_cell(), captured_lists=(captured_list(capped), captured_list(free)))
+    of, other = captured_prefill_lists([cell])
+    assert of.names == ("list “mine”",) and of.bucket(3) is None and other.bucket(3) == 8
 
 
 def test_lists_that_serve_alike_are_one_under_all_their_names() -> None:
@@ -184,6 +193,20 @@ def test_a_page_with_prefill_holds_its_figures_and_the_same_decode_figures() -> 
     }
     for slug in set(before) - {"wall-time", "gpu-memory", "step-time", "trade", "traffic-decode"}:
         assert drawn[slug].table == before[slug].table, slug
+
+
+def test_traffic_with_prefill_has_its_answer_in_the_cards_and_its_own_histogram() -> None:
+    shown = page(both_phases_sweep(), ASKED)
+    card = shown["cards"][0]
+    decode, prefill = card.tables
+    assert decode.title == "decode, in requests" and prefill.title == "prefill, in tokens, breakable"
+    answer = recommend(both_phases_sweep(), ASKED).engine("sglang").prefill
+    assert answer is not None and dict(prefill.rows)["graph coverage"][0] == f"{answer.coverage:.1%}"
+    assert "Both phases: " in card.others and any("longer without bucket" in text for text in card.more)
+    slugs = [one.slug for section in shown["sections"] for one in section.drawings]
+    assert slugs[1:3] == ["traffic-decode", "traffic-prefill"]
+    (decode_only, *none) = page(both_phases_sweep(), QUESTION)["cards"][0].tables
+    assert decode_only.title == "" and not none
 
 
 @pytest.mark.filterwarnings("error")

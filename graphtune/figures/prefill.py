@@ -22,8 +22,8 @@ from graphtune.figures.base import (
 )
 from graphtune.figures.shown_lists import ShownList
 from graphtune.results import CellResult
-from graphtune.stats import COMBINED, combined_us, process_medians
-from graphtune.tune.candidates import bucket_for
+from graphtune.stats import COMBINED
+from graphtune.tune.prefill_model import PrefillModel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,52 +36,32 @@ WASTE_CAP = 2.0
 """Padded over real tokens up to which engines replay a prefill where nobody measured: SGLang's rule."""
 
 
-@dataclass(frozen=True)
-class PrefillTimes:
-    """Step times of one request without a prefix, in µs: replays by backend, bucket and raw tokens; eager by tokens."""
-
-    replay: Mapping[str, Mapping[int, Mapping[int, float]]]
-    eager: Mapping[int, float]
-
-    @property
-    def backend(self) -> str:
-        """The backend with the most buckets, ``breakable`` of two equals."""
-        return max(self.replay, key=lambda name: (len(self.replay[name]), name == "breakable"))
-
-    def replay_us(self, backend: str, bucket: int, raw: float) -> float | None:
-        """A padded replay: between the raw sizes that were measured in this bucket, and as the smallest below them."""
-        measured = self.replay[backend].get(bucket)
-        return _between(measured, max(raw, min(measured))) if measured else None
-
-    def eager_us(self, raw: float) -> float | None:
-        """Eager at the exact size: measured or between; None outside of what was measured."""
-        return _between(self.eager, raw) if self.eager else None
+Models = Mapping[str, PrefillModel]
+"""Times of one request without a prefix, by backend; every model holds the same eager runs."""
 
 
-def prefill_times(cells: Iterable[CellResult]) -> PrefillTimes | None:
-    """Of all processes; None without a replay."""
-    replay: dict[str, dict[int, dict[int, float]]] = {}
-    eager: dict[int, float] = {}
-    for key, by_process in process_medians(cells).items():
-        if key.phase == "prefill" and key.context_tokens == 0 and key.requests in (None, 1):
-            us = combined_us(by_process)
-            if key.execution == "eager":
-                eager[key.raw_size] = us
-            else:
-                replay.setdefault(key.backend, {}).setdefault(key.padded_size, {})[key.raw_size] = us
-    return PrefillTimes(replay, eager) if replay else None
+def main_backend(models: Models) -> str:
+    """The backend with the most buckets, ``breakable`` of two equals."""
+    return max(models, key=lambda name: (len(models[name].buckets), name == "breakable"))
 
 
-def _between(figures: Mapping[int, float], at: float) -> float | None:
-    """On the line between the two neighbours of ``at``; None outside."""
-    if at in figures:
-        return figures[int(at)]
-    below = max((size for size in figures if size < at), default=None)
-    above = min((size for size in figures if size > at), default=None)
-    if below is None or above is None:
-        return None
-    share = (at - below) / (above - below)
-    return figures[below] * (1 - share) + figures[above] * share
+def replays(model: PrefillModel) -> dict[int, dict[int, float]]:
+    """Measured replays in µs by bucket and new tokens."""
+    found: dict[int, dict[int, float]] = {}
+    for key, us in model.table.items():
+        if key.bucket is not None:
+            found.setdefault(key.bucket, {})[key.tokens] = us
+    return found
+
+
+def eager_runs(model: PrefillModel) -> dict[int, float]:
+    """Measured eager runs in µs by new tokens, ascending."""
+    return dict(sorted((key.tokens, us) for key, us in model.table.items() if key.bucket is None))
+
+
+def _us(model: PrefillModel, tokens: int, bucket: int | None) -> float | None:
+    figure = model.step(tokens, bucket)
+    return figure.us if figure is not None else None
 
 
 @dataclass(frozen=True)
@@ -106,39 +86,37 @@ class Crossover:
         return None if self.from_tokens is None else self.bucket / self.from_tokens
 
 
-def crossovers(times: PrefillTimes) -> tuple[Crossover, ...]:
+def crossovers(models: Models) -> tuple[Crossover, ...]:
     """For every backend and bucket at which eager can be told."""
     found = []
-    for backend, by_bucket in times.replay.items():
-        buckets = sorted(by_bucket)
-        for below, bucket in zip([0, *buckets], buckets, strict=False):
-            if (exact := times.eager_us(bucket)) is None:
+    for backend, model in models.items():
+        by_bucket, eager = replays(model), eager_runs(model)
+        for below, bucket in zip((0, *model.buckets), model.buckets, strict=False):
+            full, exact = _us(model, bucket, bucket), _us(model, bucket, None)
+            if not eager or full is None or exact is None:
                 continue
-            start, to_the_end = _paying_from(times, backend, bucket)
-            full = times.replay_us(backend, bucket, bucket)
-            assert full is not None
+            corners = {bucket, *by_bucket[bucket], *eager}
+            ordered = sorted((raw for raw in corners if min(eager) <= raw <= bucket), reverse=True)
+            start, to_the_end = _paying_from(model, bucket, ordered)
             found.append(Crossover(backend, bucket, below, start, to_the_end, full, exact))
     return tuple(found)
 
 
-def _paying_from(times: PrefillTimes, backend: str, bucket: int) -> tuple[float | None, bool]:
-    """Go down from a full bucket to where the two lines cross. Both are straight between measured sizes."""
+def _paying_from(model: PrefillModel, bucket: int, corners: Sequence[int]) -> tuple[float | None, bool]:
+    """Go down from a full bucket to where the two lines cross. Both are straight between the corners."""
 
-    def loss(raw: float) -> float:
-        padded, exact = times.replay_us(backend, bucket, raw), times.eager_us(raw)
+    def loss(raw: int) -> float:
+        padded, exact = _us(model, raw, bucket), _us(model, raw, None)
         assert padded is not None and exact is not None
         return padded - exact
 
-    corners = {*times.eager, *times.replay[backend][bucket], bucket}
-    lowest = min(times.eager)
-    ordered = sorted((raw for raw in corners if lowest <= raw <= bucket), reverse=True)
-    if loss(ordered[0]) > 0:
+    if loss(corners[0]) > 0:
         return None, False
-    for above, raw in itertools.pairwise(ordered):
+    for above, raw in itertools.pairwise(corners):
         if (lost := loss(raw)) > 0:
             won = -loss(above)
             return above - (above - raw) * won / (won + lost), False
-    return float(ordered[-1]), True
+    return float(corners[-1]), True
 
 
 def waste_cap(cells: Iterable[CellResult]) -> float:
@@ -224,30 +202,21 @@ def _crossover_row(one: Crossover) -> tuple[str, ...]:
 class PrefillCurve:
     """Step time over tokens of a list: padded to a bucket, or eager where the engine does not replay."""
 
-    label: str
+    of: ShownList
     role: Role
     tokens: tuple[int, ...]
     step_us: tuple[float, ...]
 
 
-def prefill_curves(times: PrefillTimes, lists: Sequence[ShownList], top: int) -> tuple[PrefillCurve, ...]:
-    """One per list. A bucket that was not measured counts as the next measured one."""
-    backend = times.backend
-    measured = sorted(times.replay[backend])
+def prefill_curves(models: Models, lists: Sequence[ShownList], top: int) -> tuple[PrefillCurve, ...]:
+    """One per list, on its backend or the main one."""
     curves = []
     for of, role in zip(lists, LIST_ROLES, strict=False):
-        tokens, step_us = [], []
-        for raw in _raw_sizes(of.sizes, top):
-            bucket = of.bucket(raw)
-            stands_for = None if bucket is None else bucket_for(bucket, measured, "always")
-            us = times.eager_us(raw) if bucket is None else None
-            if stands_for is not None:
-                us = times.replay_us(backend, stands_for, raw)
-            if us is not None:
-                tokens.append(raw)
-                step_us.append(us)
-        if tokens:
-            curves.append(PrefillCurve(of.label, role, tuple(tokens), tuple(step_us)))
+        model = models.get(of.backend) or models[main_backend(models)]
+        found = {raw: _us(model, raw, of.bucket(raw)) for raw in _raw_sizes(of.sizes, top)}
+        known = {raw: us for raw, us in found.items() if us is not None}
+        if known:
+            curves.append(PrefillCurve(of, role, tuple(known), tuple(known.values())))
     return tuple(curves)
 
 
@@ -260,48 +229,48 @@ def _raw_sizes(sizes: Sequence[int], top: int) -> list[int]:
     return sorted(dense | edges | spread)
 
 
-def draw_prefill_times(times: PrefillTimes, lists: Sequence[ShownList]) -> Drawing:
-    buckets = times.replay[times.backend]
-    top = max([*buckets, *times.eager])
-    curves = prefill_curves(times, lists, top)
+def draw_prefill_times(models: Models, lists: Sequence[ShownList]) -> Drawing:
+    measured = {name: replays(models[name]) for name in sorted(models)}
+    eager = eager_runs(models[main_backend(models)])
+    top = models[main_backend(models)].most_tokens
+    curves = prefill_curves(models, lists, top)
     zoomed = top > 2 * ZOOM_TOKENS
 
     def draw(figure: Figure, narrow: bool) -> None:
         if zoomed:
             panels = figure.subplots(2, 1) if narrow else figure.subplots(1, 2)
-            _panel(panels[0], times, curves, ZOOM_TOKENS)
+            _panel(panels[0], eager, curves, ZOOM_TOKENS)
             panels[0].set_title(f"up to {ZOOM_TOKENS} tokens")
-            _panel(panels[1], times, curves, top)
+            _panel(panels[1], eager, curves, top)
             panels[1].set_title(f"up to {top:,} tokens, both axes logarithmic")
         else:
-            _panel(figure.subplots(), times, curves, top)
+            _panel(figure.subplots(), eager, curves, top)
 
-    sizes = sorted({*times.eager, *(raw for by_raw in buckets.values() for raw in by_raw)})
+    sizes = sorted({*eager, *(raw for by in measured.values() for some in by.values() for raw in some)})
     says = (
         "Step time of a prefill of one request without a cached prefix, by new tokens. A batch is padded to the next "
         "bucket of a list, which makes steps; where the engine's factor or the end of its list forbids that, the list "
         f"follows eager. {COMBINED.capitalize()}. Eager is graphtune's own path, a lower bound of a server's."
     )
-    names = sorted(times.replay)
     columns = [Column("tokens"), Column("eager, median µs")]
-    for name in names:
+    for name in measured:
         columns += [Column(f"{name}, bucket, tokens"), Column(f"{name}, padded replay, median µs")]
-    rows = tuple((f"{size:,}", us_cell(times.eager.get(size)), *_replays_at(times, names, size)) for size in sizes)
-    keys = [Key(curve.label, curve.role) for curve in curves]
+    rows = tuple(
+        (f"{size:,}", us_cell(eager.get(size)), *(cell for by in measured.values() for cell in _replay_at(by, size)))
+        for size in sizes
+    )
+    keys = [Key(f"{'recommended: ' if c.of.recommended else ''}{c.of.label}", c.role) for c in curves]
     keys.append(Key("eager at the exact size", "c2", "dot"))
     height = (360, 560 if zoomed else 320)
     return drawing("prefill-time", "Prefill step time", says, draw, Table(tuple(columns), rows), keys, height)
 
 
-def _replays_at(times: PrefillTimes, names: Sequence[str], size: int) -> list[str]:
-    cells = []
-    for name in names:
-        bucket = min((one for one, by_raw in times.replay[name].items() if size in by_raw), default=None)
-        cells += [MISSING, MISSING] if bucket is None else [f"{bucket:,}", us_cell(times.replay[name][bucket][size])]
-    return cells
+def _replay_at(by_bucket: Mapping[int, Mapping[int, float]], size: int) -> tuple[str, str]:
+    bucket = min((one for one, by_raw in by_bucket.items() if size in by_raw), default=None)
+    return (MISSING, MISSING) if bucket is None else (f"{bucket:,}", us_cell(by_bucket[bucket][size]))
 
 
-def _panel(axes: Axes, times: PrefillTimes, curves: Sequence[PrefillCurve], top: int) -> None:
+def _panel(axes: Axes, runs: Mapping[int, float], curves: Sequence[PrefillCurve], top: int) -> None:
     whole = top > ZOOM_TOKENS
     for index, curve in enumerate(curves):
         shown = [(raw, us / 1000) for raw, us in zip(curve.tokens, curve.step_us, strict=True) if raw <= top]
@@ -309,7 +278,7 @@ def _panel(axes: Axes, times: PrefillTimes, curves: Sequence[PrefillCurve], top:
         style["drawstyle"] = "default" if whole else "steps-pre"
         if shown:
             axes.plot(*zip(*shown, strict=True), color=color(curve.role), zorder=3 - index * 0.1, **style)
-    eager = [(size, us / 1000) for size, us in sorted(times.eager.items()) if size <= top]
+    eager = [(size, us / 1000) for size, us in runs.items() if size <= top]
     if eager:
         axes.plot(*zip(*eager, strict=True), color=color("c2"), linewidth=1, marker="o", markersize=2.8)
     if whole:

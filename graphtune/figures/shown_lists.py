@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import Padding
@@ -22,10 +22,12 @@ class ShownList:
     padding: Padding
     recommended: bool
     cap_factor: float | None = None
+    backend: str = ""
 
     @property
     def label(self) -> str:
-        return f"{', '.join(self.names)} ({size_range(self.sizes)})"
+        words = [size_range(self.sizes), *([self.backend] if self.backend else [])]
+        return f"{', '.join(self.names)} ({', '.join(words)})"
 
     def bucket(self, raw: int) -> int | None:
         """The size that serves ``raw`` rows, None where the step runs eager."""
@@ -48,33 +50,39 @@ def decode_lists(answer: Recommendation) -> tuple[ShownList, ...]:
     return joined(found)
 
 
-def prefill_lists(cells: Iterable[CellResult]) -> tuple[ShownList, ...]:
-    """The prefill lists of a sweep, those of breakable graphs where there are any.
-
-    Engines' own lists are padded to as those engines do, others under the waste cap of the sweep.
-    """
-    captured = dict.fromkeys(of.list for cell in cells for of in cell.captured_lists if of.list.phase == "prefill")
-    breakable = [of for of in captured if of.backend == "breakable"]
+def prefill_lists(answer: Recommendation) -> tuple[ShownList, ...]:
+    """Every recommended prefill list and every engine's own; empty where the answer has none."""
     found: list[ShownList] = []
-    for of in breakable or captured:
-        for name in of.name.split("+"):
-            if name in ENGINES:
-                dispatch = ENGINES[name].dispatch
-                label, padding, cap = f"{NAMES[name]}'s default", dispatch.prefill, dispatch.prefill_cap_factor
-            else:
-                label, padding, cap = f"list “{name}”", "capped" if of.waste_cap else "always", of.waste_cap
-            found.append(ShownList((label,), of.sizes, padding, False, cap))
-    return joined(dict.fromkeys(found))
+    for recommended in (True, False):
+        for one in answer.engines:
+            of = one.prefill if recommended else one.prefill_default
+            if of is not None:
+                dispatch = ENGINES[one.engine].dispatch
+                name = NAMES[one.engine] if recommended else f"{NAMES[one.engine]}'s default"
+                cap = dispatch.prefill_cap_factor
+                found.append(ShownList((name,), of.capture_sizes, dispatch.prefill, recommended, cap, of.backend))
+    return joined(found)
+
+
+def captured_prefill_lists(cells: Iterable[CellResult]) -> tuple[ShownList, ...]:
+    """The prefill lists of a sweep, padded to under its waste cap, whatever their order."""
+    captured = dict.fromkeys(of.list for cell in cells for of in cell.captured_lists if of.list.phase == "prefill")
+    return joined(
+        ShownList(
+            (f"list “{of.name}”",), of.sizes, "capped" if of.waste_cap else "always", False, of.waste_cap, of.backend
+        )
+        for of in captured
+    )
 
 
 def joined(lists: Iterable[ShownList]) -> tuple[ShownList, ...]:
     """Lists with the same sizes and padding once, under all their names; empty ones left out."""
-    found: dict[tuple[tuple[int, ...], Padding, float | None], ShownList] = {}
+    found: dict[tuple[tuple[int, ...], Padding, float | None, str], ShownList] = {}
     for of in lists:
         if of.sizes:
-            key = (of.sizes, of.padding, of.cap_factor)
+            key = (of.sizes, of.padding, of.cap_factor, of.backend)
             before = found.get(key)
-            names = (*before.names, *of.names) if before else of.names
+            names = tuple(dict.fromkeys((*before.names, *of.names))) if before else of.names
             recommended = of.recommended or (before is not None and before.recommended)
-            found[key] = ShownList(names, of.sizes, of.padding, recommended, of.cap_factor)
+            found[key] = replace(of, names=names, recommended=recommended)
     return tuple(found.values())

@@ -13,7 +13,15 @@ from graphtune.compare.sweeps import compare_sweeps
 from graphtune.report import render
 from graphtune.tune.recommend import Question
 from tests.browser.chromium import Chromium
-from tests.synthetic import both_phases_sweep, cpu_sweep, failed_cell, h200_sweep, small_sweep, sweep
+from tests.synthetic import (
+    both_phases_sweep,
+    both_phases_traffic,
+    cpu_sweep,
+    failed_cell,
+    h200_sweep,
+    small_sweep,
+    sweep,
+)
 from tests.test_compare import changed
 from tests.test_compare_outputs import slower
 
@@ -34,8 +42,9 @@ def _comparison() -> str:
     return render_comparison(compare_sweeps(base, evil, allow=["device"]))
 
 
+BOTH_PHASES = Question(gpu_mem="80", workload=both_phases_traffic())
 PAGES: dict[str, Callable[[], str]] = {
-    "both phases": lambda: render(both_phases_sweep(), Question(gpu_mem="80")),
+    "both phases": lambda: render(both_phases_sweep(), BOTH_PHASES),
     "decode only": lambda: render(h200_sweep(), Question(gpu_mem="16")),
     "cpu": lambda: render(cpu_sweep()),
     "nothing measured": lambda: render(sweep([failed_cell()])),

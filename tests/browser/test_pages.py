@@ -13,9 +13,8 @@ from PIL import Image
 
 from graphtune.figures.csv_data import csv_text
 from graphtune.report import page
-from graphtune.tune.recommend import Question
 from tests.browser.chromium import Chromium
-from tests.browser.conftest import PAGES
+from tests.browser.conftest import BOTH_PHASES, PAGES
 from tests.synthetic import both_phases_sweep
 
 pytestmark = pytest.mark.browser
@@ -115,7 +114,7 @@ def test_a_csv_is_saved_under_its_figure_s_name(chromium: Chromium, pages: dict[
     deadline = time.monotonic() + 20
     while not target.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    sections = page(both_phases_sweep(), Question(gpu_mem="80"))["sections"]
+    sections = page(both_phases_sweep(), BOTH_PHASES)["sections"]
     drawn = next(one for section in sections for one in section.drawings if one.slug == "step-time")
     assert target.read_text(encoding="utf-8") == csv_text(drawn.data)
 
