@@ -247,7 +247,7 @@ def test_a_sweep_without_measurements_gets_a_page_that_says_so() -> None:
 
 
 def test_an_empty_sweep_gets_a_page() -> None:
-    assert "no decode step on a graph was measured" in Page(render(sweep([]))).text
+    assert "this sweep holds no results" in Page(render(sweep([]))).text
 
 
 def odd(kind: str) -> Sweep:
