@@ -116,18 +116,14 @@ class MemoryPredictor:
     outside: Mapping[tuple[str, str], Outside]
     fits: Mapping[tuple[str, str], Fit] = field(default_factory=dict)
     checked: tuple[CheckedPrediction, ...] = ()
-    _cache: dict[CaptureList, Prediction] = field(default_factory=dict, compare=False)
+    _played: dict[tuple[CaptureList, ...], Played] = field(default_factory=dict, compare=False)
 
     def knows(self, of: CaptureList) -> bool:
         return set(of.sizes) <= set(self.alone.get(setting_of(of), ()))
 
     def predict(self, of: CaptureList) -> Prediction | None:
         """None when a size of the list was not captured alone under its setting."""
-        if not self.knows(of):
-            return None
-        if of not in self._cache:
-            self._cache[of] = self._predict(of)
-        return self._cache[of]
+        return self._predict(of) if self.knows(of) else None
 
     def predict_together(self, lists: Sequence[CaptureList]) -> Prediction | None:
         """Lists captured one after the other into one pool, the first of them first: all their bytes."""
@@ -151,9 +147,9 @@ class MemoryPredictor:
         torch_bytes = self.first_bytes(of) + round(self.growth_bytes(of) * fit.growth_factor)
         outside_bytes = round(outside.per_executable_bytes * sum(known[size].executables for size in of.sizes))
         total = torch_bytes + outside_bytes
-        # Devices give memory in steps: no figure is known more closely.
-        below = -min((0, *fit.errors_bytes)) + outside.off_bytes + self.rules.segment_step_bytes
-        above = max((0, *fit.errors_bytes)) + outside.off_bytes + self.rules.segment_step_bytes
+        # Devices give memory in steps: no figure is known more closely, neither in torch nor outside it.
+        known_to = outside.off_bytes + 2 * self.rules.segment_step_bytes
+        below, above = known_to - min((0, *fit.errors_bytes)), known_to + max((0, *fit.errors_bytes))
         peak = max(total, torch_bytes - played.torch_bytes + played.peak_bytes + outside_bytes)
         return Prediction(of, torch_bytes, outside_bytes, (max(0, total - below), total + above), peak)
 
@@ -168,6 +164,12 @@ class MemoryPredictor:
 
     def play(self, lists: Sequence[CaptureList]) -> Played:
         """Torch's bytes of ``lists`` captured one after the other into one pool, by their sizes' requests alone."""
+        key = tuple(replace(of, name="") for of in lists)
+        if key not in self._played:
+            self._played[key] = self._play(lists)
+        return self._played[key]
+
+    def _play(self, lists: Sequence[CaptureList]) -> Played:
         start = self.alone[setting_of(lists[0])][captured_order(lists[0])[0]].trace
         pool = BlockPool(self.rules)
         beside = BlockPool(self.rules, holes=[size for size, many in start.holes for _ in range(many)])
@@ -222,8 +224,8 @@ def memory_predictor(cells: Iterable[CellResult]) -> MemoryPredictor | None:
     kinds = {(setting.phase, setting.backend) for setting in alone}
     bare = MemoryPredictor(RULES[environment.graph_mechanism], alone, {kind: outside_of(cells, kind) for kind in kinds})
     drawn = [of for of in drawn if bare.knows(of.list)]
-    fitted = replace(bare, fits={kind: _fit(bare, kind, drawn) for kind in kinds}, _cache={})
-    return replace(fitted, checked=tuple(_checked(fitted, of) for of in drawn), _cache={})
+    fitted = replace(bare, fits={kind: _fit(bare, kind, drawn) for kind in kinds})
+    return replace(fitted, checked=tuple(_checked(fitted, of) for of in drawn))
 
 
 def executables_of(capture: Capture) -> int:
