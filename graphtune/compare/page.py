@@ -85,7 +85,7 @@ def row_table(rows: Sequence[Row]) -> Table:
 
 
 def _means(comparison: Comparison) -> Table:
-    columns = (Column("group", numeric=False), Column("geometric mean of ratios"), Column("rows"))
+    columns = (Column("group", numeric=False), Column("ratio"), Column("rows"))
     return Table(columns, tuple((m.group, ratio_text(m.ratio), f"{m.rows}") for m in comparison.means()))
 
 
