@@ -89,8 +89,9 @@ def draw_wall_times(data: Sequence[WallTime]) -> Drawing:
     most = sorted(by_part.items(), key=lambda pair: -pair[1])[:3]
     firsts = [one.first_s for one in data if one.first_s is not None]
     says = (
-        f"Every row is one process. {'They' if len(data) > 1 else 'It'} ran for {format_duration_s(total)} in all, most "
-        "of it " + ", ".join(f"{label} ({format_duration_s(seconds)})" for label, seconds in most if seconds) + "."
+        f"Every row is one process. All of them ran for {format_duration_s(total)}, most of it "
+        + ", ".join(f"{label} ({format_duration_s(seconds)})" for label, seconds in most if seconds)
+        + "."
     )
     if firsts:
         says += f" A process takes up to {format_duration_s(max(firsts))} to its first measurement."
