@@ -21,7 +21,7 @@ from graphtune.tune.kv_budget import KvBudget, Round
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.limits import Budgets, allowed, nearest_miss, too_little
 from graphtune.tune.list_answer import Lister
-from graphtune.tune.measurements import Measurements
+from graphtune.tune.measurements import Measurements, Traffic
 from graphtune.tune.objective import Judge, choose_for, served
 from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer, Status
 from graphtune.tune.solved_candidates import solved_candidates
@@ -132,12 +132,17 @@ def _candidates(
     evaluator: Evaluator, of: Measurements, padding: Padding, largest_size: int | None
 ) -> tuple[Candidate, ...]:
     """Measured lists and their prefixes, then what the solver finds beside them."""
-    measured = measured_candidates(evaluator, of.memory, padding, largest_size)
-    if not of.distinguishes_eager:
-        return covering_most(measured)  # where replay saves nothing, step times must not decide what runs eager
-    known = {candidate.sizes for candidate in measured}
-    solved = solved_candidates(evaluator, of.memory, padding, largest_size=largest_size)
-    return (*measured, *(candidate for candidate in solved if candidate.sizes not in known))
+    traffic = Traffic(evaluator.steps, padding, largest_size)
+    if traffic not in of.candidates:
+        measured = measured_candidates(evaluator, of.memory, padding, largest_size)
+        if of.distinguishes_eager:
+            known = {candidate.sizes for candidate in measured}
+            solved = solved_candidates(evaluator, of.memory, padding, largest_size=largest_size)
+            found = (*measured, *(candidate for candidate in solved if candidate.sizes not in known))
+        else:  # where replay saves nothing, step times must not decide what runs eager
+            found = covering_most(measured)
+        of.candidates[traffic] = found
+    return of.candidates[traffic]
 
 
 def _has_figure(model: LatencyModel, step: Step) -> bool:

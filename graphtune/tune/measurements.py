@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from graphtune.engines.base import DeviceFacts, Serving
+from graphtune.engines.base import DeviceFacts, Padding, Serving
 from graphtune.model_config import ModelConfig
 from graphtune.results import CellResult, Environment, ModelFacts
 from graphtune.stats import Disturbances, Noise
 from graphtune.tune.bucket_worth import SizeCost
+from graphtune.tune.candidates import Candidate, Step
 from graphtune.tune.kv_budget import FixedBytes
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.memory_model import ListKey, MemoryModel, context_bytes
 from graphtune.tune.model_bytes import Deployment, model_bytes
 from graphtune.tune.prefill_model import PrefillModel
 from graphtune.units import GpuMemory, parse_gpu_memory, swept_gpu_memory
+
+
+class Traffic(NamedTuple):
+    """What decides the candidates of decode."""
+
+    steps: tuple[Step, ...]
+    padding: Padding
+    largest_size: int | None
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,7 @@ class Measurements:
     size_costs: Mapping[ListKey, Mapping[int, SizeCost]] = field(default_factory=dict)
     prefill: Mapping[str, PrefillModel] = field(default_factory=dict)
     prefill_memory: Mapping[str, MemoryModel] = field(default_factory=dict)
+    candidates: dict[Traffic, tuple[Candidate, ...]] = field(default_factory=dict, compare=False)
 
 
 def environment_of(cells: Sequence[CellResult]) -> Environment | None:

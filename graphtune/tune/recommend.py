@@ -17,6 +17,7 @@ from graphtune.tune.calibrate import Calibration, calibrate
 from graphtune.tune.candidates import Candidate, pareto
 from graphtune.tune.current_launch import Current, read_current, served_as
 from graphtune.tune.engine_answer import answer_for
+from graphtune.tune.interpolation import interpolation_of
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.measurements import (
     Measurements,
@@ -127,6 +128,7 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
         limits=limits,
         gpu=measurements.gpu,
         noise=measurements.noise,
+        interpolation=interpolation_of(measurements.model),
         eager_overhead_us=question.eager_overhead_us,
         calibration=calibration,
         engines=answers,

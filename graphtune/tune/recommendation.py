@@ -10,6 +10,7 @@ from graphtune.results import Environment
 from graphtune.stats import Noise, Ratio
 from graphtune.tune.bucket_worth import BucketWorth, Cliff
 from graphtune.tune.calibrate import Calibration
+from graphtune.tune.interpolation import Interpolation
 from graphtune.tune.kv_budget import KvBudget
 from graphtune.tune.simulation import Simulation
 from graphtune.tune.workload import Workload
@@ -248,6 +249,7 @@ class Recommendation:
     limits: Limits
     gpu: GpuMemory | None
     noise: Noise
+    interpolation: Interpolation
     eager_overhead_us: float
     engines: tuple[EngineAnswer, ...]
     pareto: tuple[ParetoPoint, ...]

@@ -13,6 +13,7 @@ from graphtune.engines.base import Flags
 from graphtune.stats import Ratio
 from graphtune.tune.bucket_worth import BucketWorth
 from graphtune.tune.calibrate import Calibration
+from graphtune.tune.interpolation import Interpolation
 from graphtune.tune.kv_budget import KvBudget
 from graphtune.tune.recommendation import (
     BOUND_MISSING,
@@ -48,6 +49,7 @@ def as_json(of: Recommendation) -> dict[str, Any]:
     }
     if of.sweep.finished_at is None:
         missing["sweep.finished_at"] = "the sweep has not finished"
+    interpolation = _interpolation(of.interpolation, missing)
     gpu = None
     if of.gpu is None:
         missing.setdefault("gpu", "the memory of the device is not known")
@@ -74,6 +76,7 @@ def as_json(of: Recommendation) -> dict[str, Any]:
             "points": of.noise.points,
             "sentence": of.noise.words,
         },
+        "interpolation": interpolation,
         "eager_overhead_us": of.eager_overhead_us,
         "calibration": calibration,
         "engines": engines,
@@ -97,6 +100,12 @@ def _calibration(of: Calibration | None, missing: dict[str, str]) -> dict[str, A
     }
     missing |= {f"calibration.{name}": "the log does not say" for name, value in figures.items() if value is None}
     return {"engine": of.engine, "source": of.source, "lists": of.lists, **figures, "sentence": of.sentence}
+
+
+def _interpolation(of: Interpolation, missing: dict[str, str]) -> dict[str, Any]:
+    if of.relative is None:
+        missing["interpolation.relative"] = of.words
+    return {"relative": of.relative, "points": of.points, "sentence": of.words}
 
 
 def _engine(answer: EngineAnswer, path: str, missing: dict[str, str], asked: Workload) -> dict[str, Any]:

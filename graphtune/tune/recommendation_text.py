@@ -38,7 +38,9 @@ def as_text(of: Recommendation) -> str:
     lines += wrapped(f"Traffic: {traffic(of)}.{how_to_ask(of)}")
     if of.eager_overhead_us:
         lines += wrapped(f"Eager steps: {format_us(of.eager_overhead_us)} added to each.")
-    lines += wrapped(f"Step times: {facts.statistic}, {facts.attention} attention; {of.noise.words}.")
+    lines += wrapped(
+        f"Step times: {facts.statistic}, {facts.attention} attention; {of.noise.words}; {of.interpolation.words}."
+    )
     lines += wrapped(TOLERANCE)
     if of.calibration is not None:
         name = NAMES.get(of.calibration.engine, of.calibration.engine)

@@ -1,9 +1,9 @@
 """Candidate lists from the exact solver: the best sizes for each number of graphs.
 
-They are chosen out of each list that a sweep captured, and out of all sizes that it captured in any list. A shorter
-list is known to take at most the bytes of a measured list that contains it, so that among the sizes of one measured
-list bytes and seconds do not tell lists apart; a list that no measured one contains is a candidate where its bytes can
-be predicted.
+Where bytes are not predicted, they are chosen out of each list that a sweep captured: a shorter list is known to take
+at most the bytes of a measured list that contains it, so that among the sizes of one measured list bytes and seconds do
+not tell lists apart. Where they are, out of all sizes that were captured and checked, for the largest of them and for
+some smaller ones, since a list takes more memory the larger its top.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from graphtune.tune.memory_model import MeasuredList, MemoryModel
 
 # Stands for a step that was not measured: no list that needs it can win, and none that does is kept.
 UNKNOWN_US = 1e9
+# Tops beside the largest, where bytes are predicted.
+TOPS = 5
 # Sums that differ by less are the same: the order in which they were added up must not decide.
 ROUNDING = 1e-9
 
@@ -44,10 +46,11 @@ def solved_candidates(
     if not every or not evaluator.steps:
         return ()
     raw, weights, graph, eager = figures_of(evaluator, every)
-    for sizes in sorted({*usable, every} - {()}):
+    tops = TOPS if memory.predictor is not None else 0
+    for sizes in [every] if memory.predictor is not None else sorted({*usable, every} - {()}):
         columns = np.searchsorted(every, sizes)
         costs = step_costs(raw, weights, sizes, graph[:, columns], eager, padding=padding, cap_factor=cap_factor)
-        for chosen in _best_of_each(costs, max_graphs):
+        for chosen in _best_of_each(costs, max_graphs, tops):
             if chosen in found:
                 continue
             evaluation, cost = evaluator.evaluate(chosen, padding), memory.cost(chosen)
@@ -69,16 +72,19 @@ def _checked(measured: MeasuredList, largest_size: int | None) -> tuple[int, ...
     )
 
 
-def _best_of_each(costs: StepCosts, max_graphs: int) -> list[tuple[int, ...]]:
-    """The best list for each number of graphs, and the best of those whose top leaves the fewest steps above it."""
+def _best_of_each(costs: StepCosts, max_graphs: int, tops: int) -> list[tuple[int, ...]]:
+    """The best list for each number of graphs, the best of those whose top leaves the fewest steps above it, and the
+    best up to each of ``tops`` sizes."""
     best = solve(costs, max_graphs)
     above = np.array([costs.weights[costs.raw_sizes > size].sum() for size in (0, *costs.sizes)])
     covering = above <= above.min() + COVERAGE_TOLERANCE
     found: dict[tuple[int, ...], None] = {}
-    for tops in (np.ones_like(covering), covering):
+    limits = {round(at * len(costs.sizes) / (tops + 1)) for at in range(1, tops + 1)} - {0}
+    up_to = [np.arange(len(covering)) <= limit for limit in sorted(limits)]
+    for allowed in (np.ones_like(covering), covering, *up_to):
         least = float("inf")
         for graphs in range(1, best.max_graphs + 1):
-            expected = np.where(tops, best.expected_us[graphs], np.inf)
+            expected = np.where(allowed, best.expected_us[graphs], np.inf)
             if expected.min() < least * (1 - ROUNDING):
                 least = float(expected.min())
                 found[best.sizes(graphs, int(np.argmax(expected <= least * (1 + ROUNDING))))] = None

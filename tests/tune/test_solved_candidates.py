@@ -9,11 +9,12 @@ import pytest
 
 from graphtune.engines.base import Padding
 from graphtune.results import CaptureList
-from graphtune.tune.candidates import Evaluator, Step
+from graphtune.tune.candidates import Evaluator, Step, pareto
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.memory_model import MemoryModel, memory_model
 from graphtune.tune.solved_candidates import solved_candidates
-from tests.synthetic import captured_list, cell_result, latency_points
+from tests.synthetic import captured_list, cell_result, h200_sweep, latency_points
+from tests.tune.test_memory_prediction import gpu_cells
 
 SIZES = (1, 2, 4, 6, 8, 12, 16)
 
@@ -74,3 +75,15 @@ def test_without_lists_or_steps_there_is_nothing_to_solve() -> None:
     model, memory = measured(SIZES)
     assert solved_candidates(Evaluator([], model), memory, "always") == ()
     assert solved_candidates(Evaluator(some_steps(3), model), MemoryModel((), ()), "always") == ()
+
+
+def test_with_predicted_bytes_smaller_tops_are_candidates_too() -> None:
+    of = h200_sweep()
+    memory = memory_model((*of.cells, *gpu_cells(1.0)))
+    evaluator = Evaluator([Step(n, 1.0, 1024.0) for n in range(1, 257)], latency_model(of.cells))
+    found = solved_candidates(evaluator, memory, "always")
+    assert {candidate.cost.provenance for candidate in found if candidate.cost} <= {"predicted", "measured"}
+    tops = sorted({candidate.sizes[-1] for candidate in found})
+    assert len(tops) >= 5 and tops[-1] == 256
+    front = pareto(found)
+    assert len({candidate.graph_bytes for candidate in front}) > 5
