@@ -164,9 +164,10 @@ def _engine(
     )
 
 
-def decode_trace(shape: ModelShape, ranks: int, size: int) -> AllocationTrace:
+def decode_trace(shape: ModelShape, ranks: int, size: int, *, hold_output: bool = False) -> AllocationTrace:
     """Requests of a decode forward of ``size`` requests: residual and hidden state throughout, attention and MLP layer
-    by layer, then the logits. The pool starts with one block as large as the forward ever holds."""
+    by layer, then the logits, which stay where outputs are held per size. The pool starts with one block as large as
+    the forward ever holds."""
     width = shape.width
     heads, kv_heads = math.ceil(shape.heads / ranks), max(1, shape.kv_heads // ranks)
     qkv = (heads + 2 * kv_heads) * shape.head_dim
@@ -176,7 +177,8 @@ def decode_trace(shape: ModelShape, ranks: int, size: int) -> AllocationTrace:
     attention = [(first, qkv), (second, heads * shape.head_dim), (first, 0), (second, 0)]
     mlp = [(first, 2 * inner), (second, inner), (first, 0), (second, 0)]
     events = [(residual, shape.hidden), (hidden, shape.hidden), *(attention + mlp) * shape.layers]
-    events += [(logits, vocabulary), (hidden, 0), (residual, 0), (logits, 0)]
+    events += [(logits, vocabulary), (hidden, 0), (residual, 0)]
+    events += [] if hold_output else [(logits, 0)]
     held = 2 * shape.hidden + max(qkv + heads * shape.head_dim, 3 * inner, vocabulary)
     step = TORCH_RULES.segment_step_bytes
     return AllocationTrace(

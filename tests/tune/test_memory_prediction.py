@@ -24,7 +24,7 @@ from tests.test_memory_cells import SHARINGS, lists_of
 from tests.tune import memory_shapes
 from tests.worker import tiny
 
-SIZES = (1, 4, 8, 16, 32, 48)
+SIZES = (1, 8, 24, 48)
 WIDE = {**tiny.CONFIG, "vocab_size": 6000}
 
 
@@ -57,7 +57,7 @@ def predictor(*cells: CellResult) -> MemoryPredictor:
 def test_held_out_lists_are_predicted_to_the_byte_on_the_tape() -> None:
     found = predictor(on_tape())
     held_out = [one for one in found.checked if is_held_out(one.prediction.of)]
-    assert len(held_out) == 16 and len({one.measured_bytes for one in held_out}) > 4
+    assert len(held_out) == 16 and len({one.measured_bytes for one in held_out}) > 3
     assert {one.error_bytes for one in found.checked} == {0}
     assert all(one.inside for one in found.checked)
     assert [fit.growth_factor for fit in found.fits.values()] == [1.0]
@@ -79,7 +79,7 @@ def test_any_list_is_predicted_on_the_tape(sizes: list[int], ascending: bool, ap
 
 
 def test_a_list_with_a_size_that_was_not_captured_alone_has_no_prediction() -> None:
-    assert predictor(on_tape()).predict(tiny.capture_list(1, 3)) is None
+    assert predictor(*gpu_cells(1.0)).predict(tiny.capture_list(1, 3)) is None
     assert memory_predictor([cell_result([], [])]) is None
 
 
