@@ -110,8 +110,12 @@ def trace_step(step: Step, series: Series) -> StepTrace:
 
 
 def read_events(events: Iterable[Any]) -> StepTrace:
-    """Kernels and launching calls among a profiler's events. Raises RuntimeError where there is no kernel."""
-    kernels, calls = [], []
+    """Kernels and launching calls among a profiler's events. Raises RuntimeError where there is no kernel.
+
+    A call within another one is the driver's side of the same launch and not counted again.
+    """
+    kernels: list[Span] = []
+    calls: list[Span] = []
     for event in events:
         span = Span(event.name, event.time_range.start, event.time_range.end)
         if event.device_type == DeviceType.CUDA:
@@ -121,8 +125,12 @@ def read_events(events: Iterable[Any]) -> StepTrace:
     if not kernels:
         raise RuntimeError("the profiler saw no kernels; is another profiler attached to this process?")
     kernels.sort(key=lambda span: (span.start_us, span.end_us))
-    calls.sort(key=lambda span: span.start_us)
-    return StepTrace(tuple(kernels), tuple(calls))
+    calls.sort(key=lambda span: (span.start_us, -span.end_us))
+    outer: list[Span] = []
+    for call in calls:
+        if not outer or call.start_us >= outer[-1].end_us:
+            outer.append(call)
+    return StepTrace(tuple(kernels), tuple(outer))
 
 
 def _starts(spans: Iterable[Span], zero: float) -> tuple[float, ...]:

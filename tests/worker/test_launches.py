@@ -54,6 +54,11 @@ def test_every_way_to_launch_counts(name: str) -> None:
     assert len(read_events([Event("k", 2.0, 3.0), host(name, 0.0, 1.0)]).calls) == 1
 
 
+def test_the_driver_s_side_of_a_launch_is_not_counted_again() -> None:
+    nested = [host("cudaLaunchKernel", 0.0, 5.0), host("cuLaunchKernel", 1.0, 4.0), host("cuLaunchKernel", 5.0, 6.0)]
+    assert [call.start_us for call in read_events([Event("k", 2.0, 3.0), *nested]).calls] == [0.0, 5.0]
+
+
 def test_no_kernel_is_an_error_that_says_why() -> None:
     with pytest.raises(RuntimeError, match="another profiler"):
         read_events([host("cudaLaunchKernel", 0.0, 1.0)])
