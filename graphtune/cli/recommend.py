@@ -32,6 +32,11 @@ class Objective(StrEnum):
     STARTUP = "startup"
 
 
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
@@ -106,6 +111,8 @@ def recommend(
     objective: Annotated[
         Objective, typer.Option(help="What is best: the mean step, tokens per second, p99 between tokens, start-up.")
     ] = Objective.STEP,
+    dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks that pad to the largest of their batches.")] = 1,
+    role: Annotated[Role | None, typer.Option(help="Phase of a server that does only one.")] = None,
     slo_itl_ms: Annotated[
         float | None, typer.Option(help="Most milliseconds that 99 % of the gaps between tokens may take.")
     ] = None,
@@ -138,6 +145,8 @@ def recommend(
         objective,
         slo_itl_ms,
         current,
+        dp,
+        role,
     )
     question = replace(question, deployment=_deployment(kv_dtype, weights, shard), calibrate=calibrate)
     try:
@@ -195,6 +204,8 @@ def _question(
     objective: Objective,
     slo_itl_ms: float | None,
     current: str | None,
+    dp: int,
+    role: Role | None,
 ) -> Question:
     from graphtune.tune.recommend import Question
     from graphtune.units import parse_bytes, parse_duration_s
@@ -217,6 +228,8 @@ def _question(
         eager_overhead_us=eager_overhead_ms * 1000,
         objective=objective.value,
         current=current,
+        dp=dp,
+        role=None if role is None else role.value,
         slo_inter_token_us=None if slo_itl_ms is None else slo_itl_ms * 1000,
     )
 

@@ -98,12 +98,12 @@ def preset(
 def _write_histogram(
     workload: Workload, sweep: Path | None, dp: int, role: Role | None, output: Path | None, captured: Any
 ) -> None:
-    from graphtune.tune.workloads.deployment import in_steps, of_role, over_ranks
+    from graphtune.tune.workloads.deployment import deployed, in_steps, of_role
 
-    if role is not None:
+    if role is not None:  # before seconds become steps: a server of prefill needs no step times
         workload = of_role(workload, role.value)
     workload = in_steps(workload, _model(sweep), captured, "the list of the watched server")
-    _write(over_ranks(workload, dp).as_dict(), output)
+    _write(deployed(workload, dp, None).as_dict(), output)
 
 
 def _model(sweep: Path | None) -> LatencyModel | None:

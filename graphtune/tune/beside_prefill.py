@@ -38,13 +38,14 @@ class Beside:
     prefill: Candidate | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
 
-    def answers(self, budgets: Budgets, decode: Candidate) -> dict[str, Any]:
-        """The prefill fields of an engine's answer; their KV tokens are beside the decode list."""
+    def answers(self, budgets: Budgets, decode: Candidate | None) -> dict[str, Any]:
+        """The prefill fields of an engine's answer; their KV tokens are beside the decode list, if there is one."""
         if self.lists is None or self.prefill is None:
             return {}
         lists, chosen = self.lists, self.prefill
         evaluator = lists.evaluator(chosen)
-        listed = Lister(self.engine, self.of, budgets.beside(decode), chosen, evaluator, "prefill")
+        beside = budgets.beside(decode) if decode is not None else budgets
+        listed = Lister(self.engine, self.of, beside, chosen, evaluator, "prefill")
         backend = chosen.cost.of.backend if chosen.cost is not None else next(iter(lists.evaluators))
         sizes = self.engine.default_prefill_sizes(self.of.device, self.of.serving)
         cost = self.of.prefill_memory[backend].cost(sizes, checked=False) if sizes else None

@@ -23,6 +23,7 @@ from graphtune.tune.limits import Budgets, allowed, nearest_miss, too_little
 from graphtune.tune.list_answer import Lister
 from graphtune.tune.measurements import Measurements, Traffic
 from graphtune.tune.objective import Judge, choose_for, served
+from graphtune.tune.prefill_only import answer_for_prefill
 from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer, Status
 from graphtune.tune.solved_candidates import solved_candidates
 from graphtune.tune.workload import Workload
@@ -39,6 +40,8 @@ def answer_for(
 ) -> tuple[EngineAnswer, tuple[Candidate, ...]]:
     """The answer, and the candidates that were within the limits. ``judge`` tells what lists give where the histogram
     alone does not; ``current`` is compared with the recommended list."""
+    if not workload.decode:
+        return replace(answer_for_prefill(engine, workload, limits, of), workload=workload), ()
     rounds: list[Round] = []
     largest = _largest_size(engine, of.serving)
     while True:

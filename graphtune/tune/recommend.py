@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from graphtune.engines import ENGINES
-from graphtune.engines.base import Engine, Serving
+from graphtune.engines.base import Engine, Role, Serving
 from graphtune.errors import Finding, InputError
 from graphtune.results import CellResult
 from graphtune.stats import disturbances, noise_between_processes
@@ -43,7 +43,7 @@ from graphtune.tune.simulated_server import CHUNK_SIZE
 from graphtune.tune.step_times import stated_prefill
 from graphtune.tune.trace_traffic import TraceTraffic, answer_for_trace, not_simulated
 from graphtune.tune.workload import Workload
-from graphtune.tune.workloads.deployment import in_steps
+from graphtune.tune.workloads.deployment import deployed, in_steps
 from graphtune.tune.workloads.trace import Trace
 from graphtune.tune.workloads.traffic import read_traffic
 
@@ -57,6 +57,7 @@ class Question:
     largest measured size. ``engines`` empty is all of them. ``load`` (``4``, ``80%``), ``chunk_size`` and
     ``prefill_tokens_per_s`` say how a request trace meets a server. ``deployment`` is how the server differs from what
     was swept in weights, KV cache and shard. ``calibrate`` is a server's log that its engine's figures are fitted to.
+    ``dp`` ranks pad to the largest of their batches; a server of one ``role`` runs the steps of one phase.
     """
 
     gpu_mem: str | None = None
@@ -75,6 +76,8 @@ class Question:
     objective: Objective = "step"
     slo_inter_token_us: float | None = None
     current: str | None = None
+    dp: int = 1
+    role: Role | None = None
     deployment: Deployment = field(default_factory=Deployment)
     calibrate: str | None = None
 
@@ -197,6 +200,8 @@ def _traffic(question: Question, of: Measurements, cells: Sequence[CellResult]) 
             chunk_size=question.chunk_size or CHUNK_SIZE,
             max_running_requests=min(question.max_running_requests or largest, largest),
             page_size=of.fixed.page_size if of.fixed else 1,
+            dp=question.dp,
+            role=question.role,
         )
     if question.load is not None:
         raise InputError(
@@ -204,14 +209,14 @@ def _traffic(question: Question, of: Measurements, cells: Sequence[CellResult]) 
             where="--load",
             action="Leave it out, or name a trace with --workload.",
         )
-    if question.max_running_requests is not None:
+    if question.max_running_requests is not None and asked.decode:
         asked = asked.up_to(question.max_running_requests)
         if not asked.decode:
             raise InputError(
                 f"no step of the workload has {question.max_running_requests} requests or fewer",
                 where="--max-running",
             )
-    return in_steps(asked, of.model, None)
+    return deployed(in_steps(asked, of.model, None), question.dp, question.role)
 
 
 def _answer(
@@ -240,6 +245,7 @@ def _check(question: Question) -> None:
         "--max-running": question.max_running_requests,
         "--min-kv-tokens": question.min_kv_tokens,
         "--max-graphs": question.max_graphs,
+        "--dp": question.dp,
     }
     for flag, value in positive.items():
         if value is not None and value < 1:

@@ -108,7 +108,9 @@ def size_range(sizes: tuple[int, ...]) -> str:
 def _engine(answer: EngineAnswer) -> list[str]:
     lines = wrapped(f"{NAMES.get(answer.engine, answer.engine)} {answer.version}: {answer.message}", hang="  ")
     if answer.decode is None:
-        return lines
+        for words in prefill_words(answer):
+            lines += wrapped(words, indent="  ", hang="  ")
+        return [*lines, *(flag_lines(answer.flags, WIDTH) if answer.flags is not None else [])]
     running = ("current", answer.current.list) if answer.current is not None else ("engine default", answer.default)
     columns = [("recommended", answer.decode), running, ("no graphs", answer.eager)]
     shown = [(title, of) for title, of in columns if of is not None]

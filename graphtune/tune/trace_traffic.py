@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from graphtune.engines.base import Engine, Padding
+from graphtune.engines.base import Engine, Padding, Role
 from graphtune.errors import InputError
 from graphtune.stats import LEAST_TOLERANCE
 from graphtune.tune.candidates import Candidate
@@ -23,6 +23,7 @@ from graphtune.tune.simulation import Simulation
 from graphtune.tune.solved_candidates import checked_sizes
 from graphtune.tune.step_times import PrefillTimes, stated_prefill, step_times
 from graphtune.tune.workload import Workload
+from graphtune.tune.workloads.deployment import deployed
 from graphtune.tune.workloads.trace import Trace
 
 # A list decides how long steps take, they decide which batches form, and those decide the list: so often at most.
@@ -36,7 +37,8 @@ class TraceTraffic:
     """A trace with what decides how it meets a server.
 
     ``load`` is as written: ``4``, or ``80%`` of what the server can take with a graph at every measured size.
-    ``prefill`` is what a user states; null takes the sweep's own times, under the recommended list.
+    ``prefill`` is what a user states; null takes the sweep's own times, under the recommended list. The trace is that
+    of one of ``dp`` ranks, which pad to the largest of them; a ``role`` keeps the steps of one phase.
     """
 
     trace: Trace
@@ -45,6 +47,8 @@ class TraceTraffic:
     chunk_size: int
     max_running_requests: int
     page_size: int
+    dp: int = 1
+    role: Role | None = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,8 @@ def answer_for_trace(
     seen: list[tuple[tuple[int, ...], PrefillTimes]] = []
     while True:
         found = playback.run(sizes, kv_tokens)
-        workload = found.workload()
-        if not workload.decode:
+        workload = deployed(found.workload(), traffic.dp, traffic.role)
+        if not workload.decode and traffic.role != "prefill":
             raise InputError("no request of the trace generates more than one token", where="--workload")
         answer, candidates = answer_for(engine, workload, limits, of, judge=playback.judge(limits), current=current)
         answer = replace(answer, load=playback.load, overload=found.overload)

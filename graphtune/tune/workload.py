@@ -104,11 +104,11 @@ def parse_workload(content: str | bytes, file: str) -> Workload:
         raise InputError(f"unknown key {unknown[0]!r}", where=file, action=f"Known keys: {', '.join(sorted(KEYS))}.")
     decode = tuple(_decode_share(row, at) for row, at in _rows(values, "decode", file))
     prefill = tuple(_prefill_share(row, at) for row, at in _rows(values, "prefill", file))
-    if not decode:
-        raise InputError("has no decode steps", where=f"{file}: decode")
-    if math.fsum(share.weight for share in decode) <= 0:
-        raise InputError("all weights are zero", where=f"{file}: decode")
-    largest = max(share.requests for share in decode)
+    if not decode and not prefill:
+        raise InputError("has no steps", where=f"{file}: decode")
+    if math.fsum(share.weight for share in decode or prefill) <= 0:
+        raise InputError("all weights are zero", where=f"{file}: {'decode' if decode else 'prefill'}")
+    largest = max((share.requests for share in decode), default=1)
     limit = _optional_count(values, "max_running_requests", file)
     if limit is not None and limit < largest:
         raise InputError(

@@ -14,6 +14,11 @@ from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.workload import DecodeShare, PrefillShare, Workload
 
 
+def deployed(workload: Workload, ranks: int, role: Role | None) -> Workload:
+    """The steps of one of ``ranks`` servers that do one phase or both. Raises InputError where none are left."""
+    return over_ranks(workload if role is None else of_role(workload, role), ranks)
+
+
 def over_ranks(workload: Workload, ranks: int) -> Workload:
     """The histogram of the largest of ``ranks`` batches drawn from it: ranks that gather all pad to the largest one.
 
