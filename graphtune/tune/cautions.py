@@ -10,6 +10,7 @@ from graphtune.store import TORN_LINE, Sweep
 from graphtune.tune.candidates import COVERAGE_TOLERANCE
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.recommendation import Caution, EngineAnswer, Limits
+from graphtune.tune.solved_candidates import checked_sizes
 from graphtune.tune.workload import Workload
 from graphtune.units import MIB, format_bytes
 
@@ -183,9 +184,25 @@ def _deciding_disturbed(of: Measurements, answers: Sequence[EngineAnswer]) -> It
         )
 
 
+def _about_common_list(of: Measurements, answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
+    """Sizes that one list for both phases could not take, because prefill was not checked at them."""
+    for answer in answers:
+        if answer.joint is None or not answer.joint.one_list or not answer.joint.prefill_sizes:
+            continue
+        checked = checked_sizes(of.prefill_memory[answer.joint.prefill_backend])
+        if left_out := [size for size in checked_sizes(of.memory) if size not in checked]:
+            yield Caution(
+                "common_list_lacks_sizes",
+                f"{answer.engine} has one list for both phases, so {len(left_out)} decode sizes that were not checked "
+                f"for prefill are not in it: {', '.join(map(str, left_out[:6]))}{', ...' if len(left_out) > 6 else ''}.",
+                "Add the engine's list to prefill in the recipe and sweep again; it resumes.",
+            )
+
+
 def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
     yield from _about_trace(answers)
     yield from _deciding_disturbed(of, answers)
+    yield from _about_common_list(of, answers)
     measured = of.model.contexts()
     workloads = [answer.workload for answer in answers if answer.workload is not None]
     contexts = {share.mean_kv_tokens or limits.context_tokens for workload in workloads for share in workload.decode}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from graphtune.engines.base import Flags
 from graphtune.tune.bucket_worth import BucketWorth
 from graphtune.tune.kv_budget import KvBudget
-from graphtune.tune.recommendation import Caution, CurrentAnswer, EngineAnswer, ListAnswer, Recommendation
+from graphtune.tune.recommendation import Caution, CurrentAnswer, EngineAnswer, ListAnswer, Recommendation, Simulated
 from graphtune.units import format_bytes, format_duration_s, format_us
 
 WIDTH = 80
@@ -258,29 +258,23 @@ ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
 )
 
 
-def _rate(of: ListAnswer) -> str:
-    per_s = of.simulated.tokens_per_s if of.simulated is not None else of.tokens_per_s
-    return "not known" if per_s is None else f"{per_s:,.0f}"
+def _played(cell: Callable[[Simulated], str]) -> Callable[[ListAnswer], str]:
+    return lambda of: "not known" if of.simulated is None else cell(of.simulated)
 
 
-def _gaps(of: ListAnswer) -> str:
-    if of.simulated is not None:
-        seconds = of.simulated.inter_token_p99_s
-        return "-" if seconds is None else format_duration_s(seconds)
-    return "not known" if of.inter_token_p99_us is None else format_us(of.inter_token_p99_us)
-
-
-def _first(of: ListAnswer) -> str:
-    if of.simulated is None:
-        return "not known"
-    return "overloaded" if of.simulated.ttft_p99_s is None else format_duration_s(of.simulated.ttft_p99_s)
+def _waits(seconds: float | None, without: str) -> str:
+    return without if seconds is None else format_duration_s(seconds)
 
 
 SERVED_ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
-    ("tokens a second", _rate),
-    ("token gap p99", _gaps),
+    ("tokens a second", lambda of: "not known" if of.tokens_per_s is None else f"{of.tokens_per_s:,.0f}"),
+    ("token gap p99", lambda of: "not known" if of.inter_token_p99_us is None else format_us(of.inter_token_p99_us)),
 )
-TRACE_ROWS = (*SERVED_ROWS, ("first token p99", _first))
+TRACE_ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
+    ("tokens a second", _played(lambda of: f"{of.tokens_per_s:,.0f}")),
+    ("token gap p99", _played(lambda of: _waits(of.inter_token_p99_s, "-"))),
+    ("first token p99", _played(lambda of: _waits(of.ttft_p99_s, "overloaded"))),
+)
 
 
 def memory_words(of: KvBudget) -> str:

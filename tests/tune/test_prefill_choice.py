@@ -178,6 +178,9 @@ def test_a_common_list_serves_both_phases() -> None:
     written = json.loads(found.flags.args[1])["cudagraph_capture_sizes"]
     assert written == list(found.joint.prefill_sizes)
     assert set(found.joint.decode_sizes) == {size for size in written if size <= 512}
+    answer = recommend(BOTH, Question(gpu_mem="80", workload=shares((16, 30, 60), decode=30), engines=("vllm",)))
+    warning = next(one for one in checked(answer)["warnings"] if one["code"] == "common_list_lacks_sizes")
+    assert "not checked for prefill are not in it: 1, 2, " in warning["message"]
     assert found.prefill.expected_step_us < (found.prefill_eager.expected_step_us or 0)  # type: ignore[operator, union-attr]
 
 
