@@ -190,11 +190,12 @@ def _about_common_list(of: Measurements, answers: Sequence[EngineAnswer]) -> Ite
         if answer.joint is None or not answer.joint.one_list or not answer.joint.prefill_sizes:
             continue
         checked = checked_sizes(of.prefill_memory[answer.joint.prefill_backend])
-        if left_out := [size for size in checked_sizes(of.memory) if size not in checked]:
+        if left_out := [str(size) for size in checked_sizes(of.memory) if size not in checked]:
+            listed = ", ".join(left_out[:6]) + (", ..." if len(left_out) > 6 else "")
             yield Caution(
                 "common_list_lacks_sizes",
                 f"{answer.engine} has one list for both phases, so {len(left_out)} decode sizes that were not checked "
-                f"for prefill are not in it: {', '.join(map(str, left_out[:6]))}{', ...' if len(left_out) > 6 else ''}.",
+                f"for prefill are not in it: {listed}.",
                 "Add the engine's list to prefill in the recipe and sweep again; it resumes.",
             )
 
