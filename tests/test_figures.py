@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from graphtune.figures import agreement, host, latency, launches, ledger, lists, memory, wall_time
+from graphtune.figures.base import us_cell
 from graphtune.results import Point
 from graphtune.stats import process_medians
 from graphtune.tune.latency_model import latency_model
@@ -24,6 +25,19 @@ def test_step_curves_are_the_figures_of_the_recommendation() -> None:
     assert sum(upto) / 256 == pytest.approx(one.expected_step_us)
     assert any("TensorRT-LLM's default" in curve.label for curve in data.curves)
     assert len({curve.role for curve in data.curves}) == len(data.curves)
+
+
+def test_the_csv_of_step_times_holds_every_curve() -> None:
+    of = h200_sweep()
+    answer, model = recommend(of, Question(gpu_mem="80", max_running_requests=256)), latency_model(of.cells)
+    data = latency.step_times(model, answer)
+    saved = latency.draw_step_times(data, on_cpu=False).data
+    assert [column.title for column in saved.columns[3:]] == [f"{curve.label}, µs" for curve in data.curves]
+    by_size = {row[0]: row for row in saved.rows}
+    assert len(by_size) == len(saved.rows) == 512
+    curve = data.curves[0]
+    assert by_size["33"][1:3] == ("–", "–"), "not measured there"
+    assert by_size["33"][3] == us_cell(curve.step_us[curve.requests.index(33)])
 
 
 def test_speed_up_is_eager_over_replay() -> None:

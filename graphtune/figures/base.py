@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -214,6 +214,21 @@ def quiet_grid(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
 def us_cell(value: float | None) -> str:
     """A table cell in microseconds."""
     return MISSING if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def with_curves(table: Table, curves: Mapping[str, Mapping[int, float]]) -> Table:
+    """A table whose first column is a size, with a column in µs for each curve and a row for every size of one."""
+    measured = {int(row[0].replace(",", "")): row[1:] for row in table.rows}
+    blank = (MISSING,) * (len(table.columns) - 1)
+    sizes = sorted({*measured, *(size for curve in curves.values() for size in curve)})
+    columns = (*table.columns, *(Column(f"{label}, µs") for label in curves))
+    return Table(
+        columns,
+        tuple(
+            (f"{size:,}", *measured.get(size, blank), *(us_cell(curve.get(size)) for curve in curves.values()))
+            for size in sizes
+        ),
+    )
 
 
 def mib(size_bytes: float | None) -> str:

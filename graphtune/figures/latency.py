@@ -16,6 +16,7 @@ from graphtune.figures.base import (
     quiet_grid,
     request_axis,
     us_cell,
+    with_curves,
 )
 from graphtune.figures.shown_lists import ShownList, decode_lists
 from graphtune.tune.latency_model import LatencyModel
@@ -104,7 +105,10 @@ def draw_step_times(data: StepTimes, *, on_cpu: bool) -> Drawing:
         for size in sorted({*data.graph, *data.eager})
     )
     table = Table((Column("requests"), Column("replay step, median µs"), Column("eager step, median µs")), rows)
-    return drawing("step-time", "Step time against requests", says, draw, table, keys, (360, 560 if zoomed else 320))
+    height = (360, 560 if zoomed else 320)
+    title = "Step time against requests"
+    curves = {curve.label: dict(zip(curve.requests, curve.step_us, strict=True)) for curve in data.curves}
+    return drawing("step-time", title, says, draw, table, keys, height, data=with_curves(table, curves))
 
 
 def _steps_panel(axes: Axes, data: StepTimes, top: int, title: str) -> None:

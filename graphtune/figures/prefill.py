@@ -19,6 +19,7 @@ from graphtune.figures.base import (
     quiet_grid,
     request_axis,
     us_cell,
+    with_curves,
 )
 from graphtune.figures.shown_lists import ShownList
 from graphtune.results import CellResult
@@ -262,7 +263,10 @@ def draw_prefill_times(models: Models, lists: Sequence[ShownList]) -> Drawing:
     keys = [Key(f"{'recommended: ' if c.of.recommended else ''}{c.of.label}", c.role) for c in curves]
     keys.append(Key("eager at the exact size", "c2", "dot"))
     height = (360, 560 if zoomed else 320)
-    return drawing("prefill-time", "Prefill step time", says, draw, Table(tuple(columns), rows), keys, height)
+    table = Table(tuple(columns), rows)
+    of_lists = {curve.of.label: dict(zip(curve.tokens, curve.step_us, strict=True)) for curve in curves}
+    data = with_curves(table, of_lists)
+    return drawing("prefill-time", "Prefill step time", says, draw, table, keys, height, data=data)
 
 
 def _replay_at(by_bucket: Mapping[int, Mapping[int, float]], size: int) -> tuple[str, str]:
