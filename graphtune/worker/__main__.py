@@ -8,6 +8,7 @@ how the cell ended.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -177,6 +178,9 @@ def _run(cell: Cell, device_name: str, progress: Progress) -> tuple[Status, str 
     progress.phase_seconds["first_measurement"] = round(time.perf_counter() - STARTED, 4)
     if refused := refusal(cell.capture_limit, ledger.marks[-1]):
         return "oom", refused
+    # Modules and weights live as long as the process: the collections around every capture need not look at them.
+    gc.collect()
+    gc.freeze()
     measurement = Measurement(cell, engine, ledger, gpu, progress.saved)
     progress.measurement = measurement
     measurement.run()

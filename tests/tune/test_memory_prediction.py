@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from functools import cache
 
@@ -34,7 +35,10 @@ def capture(cell: Cell) -> CellResult:
         engine = tiny.engine(cell)
         engine.eager.warm_up(SIZES)
         measured = Measurement(cell, engine, Ledger(None), None, lambda *_: None)
+        gc.collect()
+        gc.freeze()  # as the worker does
         measured.run()
+        gc.unfreeze()
     return replace(
         cell_result(measured.captured_lists, [], device="cpu", purpose=cell.purpose, with_ledger=False),
         cell_id=cell.id,

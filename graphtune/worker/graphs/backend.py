@@ -39,7 +39,10 @@ def collector_frozen() -> Iterator[None]:
     pool bytes at a moment that differs from run to run, and with them the layout of the pool.
     """
     gc.collect()
-    gc.freeze()
+    # What a caller has frozen stays frozen, and what was made since must stay collectable.
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -47,7 +50,8 @@ def collector_frozen() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         gc.collect()
 
 
