@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measured_bar import STEPS_IN_A_ROW, prepare, report, run_case
+from benchmarks.measured_bar import STEPS_OF_A_DRAW, prepare, report, run_case
 from graphtune.tune.latency_model import latency_model
 from graphtune.tune.recommend import Question
 from tests.synthetic import h200_sweep
@@ -19,7 +19,7 @@ from tests.worker.tiny import capture_list, cell
 def test_a_case_predicts_the_steps_that_it_draws() -> None:
     of = h200_sweep()
     case = prepare(of, Question(workload=trace(400, 0.02), prefill_tokens_per_s=30_000.0), steps=400)
-    assert len(case["draws"]) == 400 // STEPS_IN_A_ROW and case["names"][0] == "recommended"
+    assert len(case["draws"]) == 400 // STEPS_OF_A_DRAW and case["names"][0] == "recommended"
     model = latency_model(of.cells)
     sizes = case["lists"][0]["sizes"]
     expected = []
@@ -45,7 +45,7 @@ def test_it_runs_on_a_tape(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     }
     case = json.loads(json.dumps(case))
     result = run_case(case, "cpu")
-    assert result["steps"] == 12 and len(result["measured_us"]) == 2 and min(result["measured_us"]) > 0
+    assert result["steps"] == 3 * STEPS_OF_A_DRAW and len(result["measured_us"]) == 2 and min(result["measured_us"]) > 0
     assert report([case], [result])  # a CPU misses no bar
     assert not report([case], [{**result, "on_gpu": True, "measured_us": [2000.0, 1900.0]}])
     assert report([case], [{**result, "on_gpu": True, "measured_us": [905.0, 910.0]}])
