@@ -105,8 +105,9 @@ class AllocationTrace:
 
     ``pool``: requests of the graph pool, after ``room_bytes`` that were taken and given back at once at the start of
     the pool. ``beside``: requests of torch's own pool meanwhile, warm-ups included (empty on the CPU). ``holes`` are
-    the free blocks that torch's pool had before, as (bytes, how many). ``shared_output_bytes`` is a buffer that all
-    sizes of a list share and that the largest one needs in full; it is not among the requests.
+    the free blocks that torch's pool had before, as (bytes, how many), ``small_holes`` those in segments for small
+    requests. ``shared_output_bytes`` is a buffer that all sizes of a list share and that the largest one needs in full;
+    it is not among the requests.
     """
 
     room_bytes: int
@@ -114,6 +115,7 @@ class AllocationTrace:
     beside: tuple[EventRun, ...] = ()
     holes: tuple[tuple[int, int], ...] = ()
     shared_output_bytes: int = 0
+    small_holes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -83,17 +83,20 @@ class _Block:
 
 @dataclass
 class BlockPool:
-    """Blocks of one pool. ``holes`` are free blocks in it at the start, whose segments are not counted here."""
+    """Blocks of one pool. ``holes`` are free blocks in it at the start, whose segments are not counted here;
+    ``small_holes`` are those in segments for small requests."""
 
     rules: PoolRules
     holes: Iterable[int] = ()
+    small_holes: Iterable[int] = ()
     reserved_bytes: int = 0
     _free: dict[bool, list[tuple[tuple[int, int], _Block]]] = field(default_factory=lambda: {True: [], False: []})
     _segments: int = 0
 
     def __post_init__(self) -> None:
-        for size in self.holes:
-            self._give(self._segment(size, size <= self.rules.small_bytes, counted=False))
+        for small, holes in ((False, self.holes), (True, self.small_holes)):
+            for size in holes:
+                self._give(self._segment(size, small, counted=False))
 
     def allocate(self, requested: int) -> _Block:
         """The smallest free block that holds the request, else a new segment."""

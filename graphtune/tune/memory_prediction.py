@@ -172,7 +172,7 @@ class MemoryPredictor:
     def _play(self, lists: Sequence[CaptureList]) -> Played:
         start = self.alone[setting_of(lists[0])][captured_order(lists[0])[0]].trace
         pool = BlockPool(self.rules)
-        beside = BlockPool(self.rules, holes=[size for size, many in start.holes for _ in range(many)])
+        beside = BlockPool(self.rules, _blocks(start.holes), _blocks(start.small_holes))
         if start.room_bytes:
             pool.free(pool.allocate(start.room_bytes))
         peak = 0
@@ -186,6 +186,11 @@ class MemoryPredictor:
                 peak = max(peak, pool.reserved_bytes + beside.reserved_bytes)
                 beside.release_free_segments()
         return Played(pool.reserved_bytes + beside.reserved_bytes, peak)
+
+
+def _blocks(holes: Iterable[tuple[int, int]]) -> list[int]:
+    """The size of each of some blocks, from (bytes, how many)."""
+    return [size for size, many in holes for _ in range(many)]
 
 
 def played_predictor(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -51,14 +51,12 @@ class _CudaAllocations:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self._stream = torch.cuda.current_stream().cuda_stream
-        segments = torch.cuda.memory_snapshot()
-        self._holes = Counter(
-            int(block["size"])
-            for segment in segments
+        segments = [
+            segment
+            for segment in torch.cuda.memory_snapshot()
             if segment["stream"] == self._stream and not _is_private(segment)
-            for block in segment["blocks"]
-            if block["state"] == "inactive"
-        )
+        ]
+        self._holes = {kind: holes_of(segments, kind) for kind in ("large", "small")}
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", clear_history=True)
 
     def take(self, key: ShapeKey) -> AllocationTrace:
@@ -78,9 +76,22 @@ class _CudaAllocations:
             room_bytes=room,
             pool=encode(pool),
             beside=encode(beside),
-            holes=tuple(sorted(self._holes.items())),
+            holes=self._holes["large"],
+            small_holes=self._holes["small"],
             shared_output_bytes=rows.untyped_storage().nbytes() if rows is not None else 0,
         )
+
+
+def holes_of(segments: Iterable[Any], kind: str) -> tuple[tuple[int, int], ...]:
+    """Free blocks in segments of one kind (``large`` or ``small``) as (bytes, how many)."""
+    sizes = Counter(
+        int(block["size"])
+        for segment in segments
+        if segment["segment_type"] == kind
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    )
+    return tuple(sorted(sizes.items()))
 
 
 def _is_private(segment: Any) -> bool:

@@ -127,3 +127,11 @@ def test_growth_of_a_captured_list_size_by_size() -> None:
         grown.append((pool.reserved_bytes - before) // MIB)
         before = pool.reserved_bytes
     assert grown == memory_shapes.GROWTH_PER_SIZE_ASCENDING
+
+
+def test_a_hole_in_a_segment_for_small_requests_serves_no_large_one() -> None:
+    pool = BlockPool(TORCH_RULES, small_holes=[2 * MIB - 512])
+    pool.allocate(MIB)
+    assert pool.reserved_bytes == 0
+    pool.allocate(MIB + 512)
+    assert pool.reserved_bytes == 20 * MIB
