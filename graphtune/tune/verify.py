@@ -22,8 +22,9 @@ from graphtune.tune.verify_target import Target
 from graphtune.units import GpuMemory
 
 TIMED_SIZES = 5
-REPLAY_TOLERANCE = 0.05
-"""Two sweeps of one model on one card had replays within 2.6 % of each other at every point."""
+REPLAY_TOLERANCE = 0.1
+"""Two sweeps of one model on one card had replays within 2.6 % of each other at every point; a KV pool that fills the
+card lies further apart than that of a sweep."""
 
 SECONDS_FACTOR, SECONDS_MORE = 2.0, 1.0
 """Capturing is host work, which a busy host slows down: only what takes far longer than stated is a finding."""
