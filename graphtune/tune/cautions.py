@@ -163,7 +163,7 @@ def _torn(sweep: Sweep) -> Iterator[Caution]:
 def _deciding_disturbed(of: Measurements, answers: Sequence[EngineAnswer]) -> Iterator[Caution]:
     """Sizes of the lists shown as recommended that were only measured while something disturbed the machine."""
     found: dict[str, None] = {}
-    for answer in answers:
+    for answer in answers if of.distinguishes_eager else ():
         if answer.decode is None or answer.workload is None:
             continue
         sizes = answer.decode.capture_sizes
@@ -173,7 +173,7 @@ def _deciding_disturbed(of: Measurements, answers: Sequence[EngineAnswer]) -> It
             graph = at.execution == "graph" and at.size in sizes
             if graph or (at.execution == "eager" and at.size in above):
                 how = "on a graph" if graph else "eager"
-                found[f"{at.size} requests {how} at {at.context_tokens:,} tokens"] = None
+                found[f"{at.size} request{'s' * (at.size > 1)} {how} at {at.context_tokens:,} tokens"] = None
     if found:
         listed = list(found)
         rest = f" and {len(listed) - 6} more" if len(listed) > 6 else ""

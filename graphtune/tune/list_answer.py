@@ -40,8 +40,6 @@ class Lister:
 
     def explained(self, candidate: Candidate, padding: Padding | None = None) -> ListAnswer:
         """The answer with what each bucket earns, under the engine's padding rule or ``padding``."""
-        costs = self._size_costs(candidate)
-        buckets = bucket_worths(self._evaluator, candidate.sizes, padding or self._padding, costs)
         answer = self(candidate)
         kv_tokens = answer.kv_tokens if self._phase == "decode" else None
         given = served(self._evaluator, candidate.sizes, padding or self._padding, kv_tokens)
@@ -51,7 +49,12 @@ class Lister:
         for name, value in given._asdict().items():
             if value is None and name not in answer.absent:
                 answer = answer.without(name, answer.absent.get("expected_step_us", NO_STEPS))
-        return replace(answer, **given._asdict(), buckets=buckets, cliff=cliff(self._evaluator, candidate.sizes))
+        answer = replace(answer, **given._asdict())
+        if not self._of.distinguishes_eager:
+            return answer.without("cliff", "on a CPU step times tell no bucket from another")
+        costs = self._size_costs(candidate)
+        buckets = bucket_worths(self._evaluator, candidate.sizes, padding or self._padding, costs)
+        return replace(answer, buckets=buckets, cliff=cliff(self._evaluator, candidate.sizes))
 
     def _size_costs(self, candidate: Candidate) -> Mapping[int, SizeCost]:
         """What each size adds: as predicted for lists that are, else as captured in the list that the bytes are of."""

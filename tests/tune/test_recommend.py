@@ -273,6 +273,7 @@ def test_on_a_cpu_eager_and_graphs_are_not_distinguished() -> None:
     for one in answer.engines:
         assert one.decode is not None and one.decode.capture_sizes == (1, 2, 4, 8)
         assert "as fast as eager" not in one.message
+        assert not one.decode.buckets and "on a CPU" in one.decode.absent["cliff"]
         assert one.memory is None
 
 
