@@ -217,3 +217,38 @@ def test_a_small_cache_prices_graphs_by_the_tokens_they_cost() -> None:
     answer = recommend(sweep(cells), question)
     found = answer.engine("vllm")
     assert found.decode is not None and found.decode.bytes_of_list == "light"
+
+
+SMALL = sweep_where_eager_wins_at({512})
+
+
+@given(
+    st.builds(
+        Question,
+        gpu_mem=st.sampled_from(["24", "80"]),
+        workload=st.builds(shares, st.sets(st.integers(1, 600), min_size=1), st.integers(1, 6)),
+        max_graph_bytes=st.none() | st.integers(0, 2**28),
+        max_capture_s=st.none() | st.floats(0, 1),
+        max_graphs=st.none() | st.integers(1, 8),
+        min_kv_tokens=st.none() | st.integers(1, 10**5),
+        engines=st.sampled_from([("sglang",), ("vllm",), ("tensorrt_llm",)]),
+        role=st.sampled_from([None, None, "decode", "prefill"]),
+        eager_overhead_us=st.sampled_from([0.0, 4000.0]),
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_both_phases_together_stay_within_any_limits(question: Question) -> None:
+    answer = recommend(SMALL, question)
+    checked(answer)
+    found = answer.engine(question.engines[0])
+    lists = [of for of in (found.decode, found.prefill) if of is not None]
+    if not lists:
+        return
+    graph_bytes = sum(of.graph_bytes or 0 for of in lists)
+    assert question.max_graph_bytes is None or graph_bytes <= question.max_graph_bytes
+    assert question.max_capture_s is None or sum(of.capture_s or 0 for of in lists) <= question.max_capture_s + 1e-9
+    assert question.max_graphs is None or sum(len(of.capture_sizes) for of in lists) <= question.max_graphs
+    assert found.memory is not None and found.memory.graph_bytes == graph_bytes
+    assert question.min_kv_tokens is None or found.memory.kv_tokens >= question.min_kv_tokens
+    for of in lists:
+        assert of.kv_tokens == found.memory.kv_tokens
