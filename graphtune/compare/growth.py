@@ -98,7 +98,7 @@ def _first_lists(cells: Sequence[CellResult]) -> dict[_Setting, CapturedList]:
     found: dict[_Setting, CapturedList] = {}
     for cell in cells:
         for of in cell.captured_lists:
-            if of.status == "ok":
+            if of.status == "ok" and cell.purpose != "memory":
                 one = of.list
                 key = (one.phase, one.backend, one.sizes, one.order, one.output, one.workspace)
                 found.setdefault(key, of)

@@ -64,8 +64,10 @@ def wall_times(cells: Iterable[CellResult]) -> tuple[WallTime, ...]:
 
 
 def _label(cell: CellResult) -> str:
+    if cell.purpose == "memory":
+        return f"sizes alone and random lists, {cell.cell.get('phase')} · memory"
     names = list(dict.fromkeys(of.list.name for of in cell.captured_lists)) or ["no list"]
-    role = "control" if cell.cell.get("purpose") == "control" else f"process {cell.cell.get('process', 1)}"
+    role = "control" if cell.purpose == "control" else f"process {cell.cell.get('process', 1)}"
     return f"{', '.join(names[:2])}{' …' if len(names) > 2 else ''} · {role}"
 
 
