@@ -32,6 +32,7 @@ def test_a_page_fits_stands_out_and_complains_of_nothing(
     chromium: Chromium, pages: dict[str, Path], name: str, width: int, theme: str
 ) -> None:
     chromium.open(pages[name], width, theme)
+    assert pages[name].stat().st_size < 2_000_000
     content = chromium.screenshot(f"{name} {width} {theme}")
     image = Image.open(io.BytesIO(content))
     corner = image.convert("RGB").getpixel((2, 2))
