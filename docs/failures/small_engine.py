@@ -59,7 +59,8 @@ def capture_list(*sizes: int) -> CaptureList:
 
 def capture(engine: Engine, *sizes: int) -> GraphDecode:
     """Record the sizes after warming them up, largest first."""
-    runner = GraphDecode(engine.eager, engine.make_backend(), capture_list(*sizes))
+    of = capture_list(*sizes)
+    runner = GraphDecode(engine.eager, engine.make_backend(of), of)
     with torch.inference_mode():
         engine.eager.warm_up(sizes)
         for size, outcome in runner.capture():
