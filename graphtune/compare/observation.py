@@ -45,7 +45,7 @@ def observe(cells: Iterable[CellResult], times: Sequence[Time] = TIMES) -> dict[
     found: dict[What, Observation] = defaultdict(Observation)
     values: dict[What, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
-        if _purpose(cell) == "control":
+        if cell.purpose == "control":
             continue
         process = int(cell.cell.get("process", 1))
         for what, value, flagged, failure, label in _readings(cell, times):
@@ -68,16 +68,12 @@ def _readings(cell: CellResult, times: Sequence[Time]) -> Iterator[_Reading]:
     phase = str(cell.cell.get("phase", "decode"))
     for point in cell.points:
         yield from _point(point, page, times)
-    purpose = _purpose(cell)
+    purpose = cell.purpose
     for of in cell.captured_lists:
         yield from _list(of, attention, page, JOINT[of.position_in_process > 1] if purpose == "joint" else purpose)
     if cell.model is not None and purpose == "main":
         for name in MODEL_BYTES:
             yield What("memory", phase, name, attention, page), float(getattr(cell.model, name)), False, None, ""
-
-
-def _purpose(cell: CellResult) -> str:
-    return str(cell.cell.get("purpose", "main"))
 
 
 def _point(point: Point, page: int, times: Sequence[Time]) -> Iterator[_Reading]:
