@@ -16,7 +16,7 @@ from itertools import product
 from graphtune.errors import InputError
 from graphtune.kv_pool import KvPool, Need
 from graphtune.named_lists import NamedList, at_most, listed, union_of
-from graphtune.plan import STEP_TOKENS, UNION, Cell, LatencyAt, Skip
+from graphtune.plan import STEP_TOKENS, UNION, Cell, LatencyAt, Repeats, Skip
 from graphtune.recipe import LoadedRecipe
 from graphtune.results import CaptureList, Execution, Order, Sharing
 
@@ -52,8 +52,12 @@ class DecodePlan:
         backend = next(one for one in self.loaded.recipe.decode.backends if one != "eager")
         return CaptureList(self.named[0].name, "decode", backend, self.named[0].sizes)
 
-    def cells(self, template: Cell, pool: KvPool, processes: int) -> tuple[list[Cell], tuple[Skip, ...]]:
-        """The cells, each repeated in ``processes`` processes, and the steps that the pool cannot hold."""
+    def cells(self, template: Cell, pool: KvPool, repeats: Repeats) -> tuple[list[Cell], tuple[Skip, ...]]:
+        """The cells, and the steps that the pool cannot hold.
+
+        What tells the noise is what is timed and the captures of the recipe's first list: bytes do not differ between
+        processes.
+        """
         loaded = self.loaded
         axes = loaded.recipe.decode
         latency, skips = _latency(loaded, self.contexts, pool)
@@ -66,9 +70,12 @@ class DecodePlan:
         ]
         first = {group[0].backend: group for group in reversed(groups)}
         cells = []
-        for process in range(1, processes + 1):
+        for process in range(1, repeats.processes + 1):
             for group in groups:
                 timed = latency if group is first[group[0].backend] else ()
+                tells_noise = timed or group[0].name == self.named[0].name
+                if process > 1 and not (repeats.whole or tells_noise):
+                    continue
                 cells.append(
                     replace(
                         template,

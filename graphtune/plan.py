@@ -95,6 +95,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Repeats:
+    """How many processes measure the same: all of it (``whole``), or after the first only what tells the noise."""
+
+    processes: int
+    whole: bool
+
+
+@dataclass(frozen=True)
 class Skip:
     """Something the recipe asked for that is not measured, and why."""
 

@@ -11,7 +11,7 @@ from graphtune.errors import InputError
 from graphtune.kv_pool import KvPool
 from graphtune.memory_cells import memory_cells
 from graphtune.named_lists import named_lists
-from graphtune.plan import Cell, Measure, Plan, Skip
+from graphtune.plan import Cell, Measure, Plan, Repeats, Skip
 from graphtune.prefill_cells import PrefillPlan, joint_cells
 from graphtune.recipe import LoadedRecipe
 from graphtune.results import CaptureList
@@ -26,7 +26,8 @@ def plan_sweep(
 ) -> Plan:
     """The cells of a recipe on a device: those of decode, of prefill, both phases in one pool, and memory alone.
 
-    Lists with equal sizes are captured once. ``processes`` repeats cells (default: the recipe's).
+    Lists with equal sizes are captured once. ``processes`` repeats every cell; without it the recipe's number of
+    processes repeats what the noise of a sweep is known by.
 
     Raises InputError for what cannot be run: a bucket beyond the KV pool, a context beyond the model's positions, a
     model beyond the device. Steps that the KV pool cannot hold are skipped with a reason.
@@ -34,6 +35,7 @@ def plan_sweep(
     recipe = loaded.recipe
     facts = device_facts or DeviceFacts(None)
     notes: list[str] = [f"config.json: key {key} is not known and was not used" for key in loaded.model.unknown_keys]
+    repeats = Repeats(recipe.processes, whole=False) if processes is None else Repeats(processes, whole=True)
     decode, prefill = None, None
     if "decode" in recipe.phases:
         decode = DecodePlan.of(loaded, named_lists(loaded, "decode", facts, notes))
@@ -59,9 +61,9 @@ def plan_sweep(
     cells: list[Cell] = []
     skips: tuple[Skip, ...] = ()
     if decode is not None:
-        cells, skips = decode.cells(template, pool, processes or recipe.processes)
+        cells, skips = decode.cells(template, pool, repeats)
     if prefill is not None:
-        prefill_cells = prefill.cells(template, processes or recipe.processes)
+        prefill_cells = prefill.cells(template, repeats)
         if decode is not None:
             prefill_cells += joint_cells(template, decode.first_list(), prefill.first_list())
         # Round by round: what changes while a sweep runs reaches every cell.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from graphtune.errors import InputError
 from graphtune.kv_pool import Need
 from graphtune.named_lists import NamedList, at_most, union_of
-from graphtune.plan import Cell, PrefillAt
+from graphtune.plan import Cell, PrefillAt, Repeats
 from graphtune.recipe import LoadedRecipe
 from graphtune.results import CaptureList, Execution
 
@@ -49,9 +49,9 @@ class PrefillPlan:
         ]
         return [Need(1, tokens, bucket=top.sizes[-1], least=tokens, where=where), *batches]
 
-    def cells(self, template: Cell, processes: int) -> list[Cell]:
-        """Cells of the first process check the outputs and time both ends of every bucket; further ones only buckets of
-        up to ``REPEATED_UP_TO`` tokens, breakable, for the noise.
+    def cells(self, template: Cell, repeats: Repeats) -> list[Cell]:
+        """Cells of the first process check the outputs and time both ends of every bucket. What tells the noise is
+        breakable, at buckets of up to ``REPEATED_UP_TO`` tokens.
 
         Raises InputError for sizes above the largest bucket.
         """
@@ -63,16 +63,17 @@ class PrefillPlan:
             at_most(batch.sizes, union, loaded, ("prefill", "batches", index, "sizes"))
             _check_context(loaded, index)
         cells = []
-        for process in range(1, processes + 1):
+        for process in range(1, repeats.processes + 1):
             for of in self._lists():
-                if process > 1 and of.backend == "full":
+                everything = process == 1 or repeats.whole
+                if of.backend == "full" and not everything:
                     continue
                 cells.append(
                     replace(
                         template,
                         phase="prefill",
                         lists=(of,),
-                        prefill_latency=tuple(self._latency(of, both_ends=process == 1)),
+                        prefill_latency=tuple(self._latency(of, both_ends=everything)),
                         profile_sizes=tuple(size for size in profile if size <= of.sizes[-1]) if process == 1 else (),
                         gate=process == 1,
                         process=process,

@@ -119,7 +119,13 @@ def test_powers_of_two_reach_as_far_as_the_other_lists() -> None:
     assert by_name["powers_of_two"] == (1, 2, 4, 8, 16, 32)
 
 
-def test_processes_repeat_whole_cells_and_controls_come_once() -> None:
+def test_a_recipes_processes_repeat_what_tells_the_noise() -> None:
+    made = plan(TWO + "processes: 2\n")
+    assert names_of(made) == [["union"], ["a"], ["b"], ["union"], ["a"]]
+    assert made.cells[3].latency == made.cells[0].latency
+
+
+def test_rounds_repeat_whole_cells_and_controls_come_once() -> None:
     recipe = TWO + "  order: [descending, ascending]\n"
     made = plan(recipe, processes=3)
     kinds = [(cell.purpose, cell.process, len(cell.lists)) for cell in made.cells]
@@ -197,9 +203,9 @@ def test_a_shipped_recipe_plans_the_axes_it_names() -> None:
     assert [at.context_tokens for at in first.latency] == [1024, 512, 4096, 16384]
     assert [len(at.sizes) for at in first.latency] == [len(first.lists[0].sizes), 8, 8, 8]
     rounds = [(cell.phase, cell.process) for cell in made.cells if cell.purpose == "main"]
-    first_round, second_round = [("decode", 1)] * 5 + [("prefill", 1)] * 2, [("decode", 2)] * 5 + [("prefill", 2)]
-    assert rounds == first_round + second_round
-    assert [cell.purpose for cell in made.cells[13:]] == ["control", *["joint"] * 2, *["memory"] * 2]
+    # The second process repeats what is timed and the first list.
+    assert rounds == [("decode", 1)] * 5 + [("prefill", 1)] * 2 + [("decode", 2)] * 2 + [("prefill", 2)]
+    assert [cell.purpose for cell in made.cells[10:]] == ["control", *["joint"] * 2, *["memory"] * 2]
     assert (made.skips, made.notes) == ((), ())
 
 

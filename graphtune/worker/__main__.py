@@ -1,7 +1,7 @@
 """One cell in one process: ``python -m graphtune.worker CELL.json RESULT.json [--device auto|cpu|cuda[:N]]``.
 
 Progress goes to stdout as JSON lines. The result is written at the end; ``RESULT.json.partial`` holds what is measured
-so far and is rewritten after every list and point. Exit status 0 means that a result was written; its status says
+so far and is rewritten every few seconds. Exit status 0 means that a result was written; its status says
 how the cell ended.
 """
 
@@ -26,6 +26,9 @@ from graphtune.worker.guard import die_with_parent
 
 STARTED = time.perf_counter()
 
+SAVE_EVERY_S = 2.0
+"""Writing all that is known after every step time would take as long as some of them."""
+
 
 @dataclass
 class Progress:
@@ -40,6 +43,7 @@ class Progress:
     ledger: Any = None
     measurement: Any = None
     _last: float = STARTED
+    _saved_at: float = STARTED
 
     @property
     def partial_path(self) -> Path:
@@ -53,8 +57,11 @@ class Progress:
         print(json.dumps({"stage": stage, "done": 1, "total": 1}), flush=True)
 
     def saved(self, stage: str, done: int, total: int) -> None:
-        """Rewrite the partial result, then report: what was reported done is on disk."""
-        self.write(self.partial_path, "failed", "ended before its last list")
+        """Rewrite the partial result when it is older than ``SAVE_EVERY_S`` or a part is complete, then report."""
+        now = time.perf_counter()
+        if done == total or now - self._saved_at > SAVE_EVERY_S:
+            self.write(self.partial_path, "failed", "ended before its last list")
+            self._saved_at = now
         print(json.dumps({"stage": stage, "done": done, "total": total}), flush=True)
 
     def write(self, path: Path, status: Status, reason: str | None) -> None:

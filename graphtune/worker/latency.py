@@ -24,6 +24,9 @@ FEW_SAMPLES_ABOVE = 1024
 
 FEW_SAMPLES = 3
 
+FEW_SAMPLES_S = 0.1
+"""Seconds of sampling after which those few are enough, whatever their noise."""
+
 
 @dataclass
 class Latency:
@@ -107,7 +110,9 @@ class Latency:
 
     def _prefill_measure(self, tokens: int) -> Measure:
         measure = self.cell.measure
-        return replace(measure, min_samples=FEW_SAMPLES) if tokens > FEW_SAMPLES_ABOVE else measure
+        if tokens <= FEW_SAMPLES_ABOVE:
+            return measure
+        return replace(measure, min_samples=FEW_SAMPLES, max_seconds=min(measure.max_seconds, FEW_SAMPLES_S))
 
     def _prefill_steps(
         self, runner: GraphPrefill, executions: tuple[Execution, ...], tokens: int
