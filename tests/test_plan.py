@@ -229,7 +229,7 @@ def test_both_ends_of_every_prefill_bucket_are_timed_beside_eager() -> None:
 
 def test_further_processes_time_breakable_buckets_alone() -> None:
     made = plan(PREFILL + "  backends: [eager, breakable, full]\nprocesses: 2\n")
-    first, full, second = made.cells
+    _, full, second = made.cells
     assert [cell.lists[0].backend for cell in made.cells] == ["breakable", "full", "breakable"]
     assert full.lists[0].request_slots == 1
     assert second.prefill_latency[0].tokens == (4, 8, 32) and not second.gate
