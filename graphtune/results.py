@@ -174,7 +174,8 @@ class CapturedList:
     of a process, so only a process's first list shows them; ``outside_source`` says ``measured`` there and
     ``composed`` where they are those of the first list with the same sizes. ``leftover_bytes``: torch's bytes after
     tear-down minus before the first capture (4 MiB is the limit for going on in the same process). ``flags`` say what
-    disturbed the machine meanwhile, which the seconds hold and the bytes do not.
+    disturbed the machine meanwhile, which the seconds hold and the bytes do not. ``pool_segments``: stretches of device
+    memory that the pool is made of once the list is captured.
     """
 
     list: CaptureList
@@ -192,6 +193,7 @@ class CapturedList:
     torch_bytes: int | None = None
     outside_source: Literal["measured", "composed"] | None = None
     flags: tuple[str, ...] = ()
+    pool_segments: int | None = None
 
     @property
     def gate_green(self) -> bool:

@@ -43,6 +43,7 @@ class _Live:
     after: Mark
     captures: list[Capture] = field(default_factory=list)
     flags: tuple[str, ...] = ()
+    segments: int = 0
     gate: tuple[GateCheck, ...] = ()
     status: Status = "ok"
     reason: str | None = None
@@ -109,6 +110,7 @@ class Measurement:
                 live.reason = "; ".join(f"size {capture.size}: {capture.reason}" for capture in failed)
                 live.reason += ". This is not a memory problem."
             live.after = self._mark("captured", live)
+            live.segments = len(runner.backend.pool_segments())
             if pools is None:
                 if cell.gate:
                     live.gate = self._check(live)
@@ -159,6 +161,7 @@ class Measurement:
                 torch_bytes=torch_bytes,
                 outside_source=outside_source,
                 flags=live.flags,
+                pool_segments=live.segments if status == "ok" else None,
             )
         )
         self.saved("lists", live.index + 1, len(self.cell.lists))

@@ -144,6 +144,7 @@ def test_a_sweep_stores_what_the_graphs_of_a_processs_first_list_hold() -> None:
         assert sum(kernel.nodes for kernel in capture.kernels) == capture.nodes
         assert any("aten" in kernel.name for kernel in capture.kernels)
     assert all(capture.kernels is None for capture in second.captures)
+    assert first.pool_segments is not None and first.pool_segments >= 1
     (later,) = measured(lists=lists[:1], process=2).captured_lists
     assert all(capture.kernels is None for capture in later.captures)
 

@@ -111,8 +111,12 @@ class GraphBackend(ABC):
         return None
 
     @abstractmethod
+    def pool_segments(self) -> tuple[int, ...]:
+        """Bytes of each segment of device memory that the pool holds now."""
+
     def pool_bytes(self) -> int:
         """Bytes of device memory that the pool holds now."""
+        return sum(self.pool_segments())
 
     @abstractmethod
     def cleanup(self) -> None:

@@ -87,9 +87,9 @@ class CudaBreakable(BreakableBackend):
         graphs = [segment.graph.raw_cuda_graph() for segment in segments if isinstance(segment, _CudaSegment)]
         return kernel_counts(graphs, driver_bindings())
 
-    def pool_bytes(self) -> int:
+    def pool_segments(self) -> tuple[int, ...]:
         segments = (segment for pool in self._pools for segment in torch.cuda.memory_snapshot(mempool_id=pool))
-        return sum(int(segment["total_size"]) for segment in segments)
+        return tuple(int(segment["total_size"]) for segment in segments)
 
     def cleanup(self) -> None:
         torch.cuda.synchronize()

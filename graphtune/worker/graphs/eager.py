@@ -50,8 +50,8 @@ class EagerBackend(GraphBackend):
     def replay(self, key: ShapeKey) -> torch.Tensor:
         return self._forwards[key]()
 
-    def pool_bytes(self) -> int:
-        return 0
+    def pool_segments(self) -> tuple[int, ...]:
+        return ()
 
     def cleanup(self) -> None:
         self._forwards.clear()

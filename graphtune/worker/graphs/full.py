@@ -138,9 +138,9 @@ class FullBackend(GraphBackend):
     def output(self, key: ShapeKey) -> torch.Tensor | None:
         return self._outputs[key]
 
-    def pool_bytes(self) -> int:
+    def pool_segments(self) -> tuple[int, ...]:
         segments = (segment for pool in self._pools for segment in torch.cuda.memory_snapshot(mempool_id=pool))
-        return sum(int(segment["total_size"]) for segment in segments)
+        return tuple(int(segment["total_size"]) for segment in segments)
 
     def cleanup(self) -> None:
         torch.cuda.synchronize()

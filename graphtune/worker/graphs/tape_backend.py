@@ -92,8 +92,8 @@ class TapeBackend(GraphBackend):
     def kernels(self, key: ShapeKey) -> tuple[KernelCount, ...]:
         return counted(self._tapes[key].operations())
 
-    def pool_bytes(self) -> int:
-        return sum(pool.bytes() for pool in self._pools)
+    def pool_segments(self) -> tuple[int, ...]:
+        return tuple(size for pool in self._pools for size in pool.segments())
 
     def cleanup(self) -> None:
         self._tapes.clear()

@@ -85,8 +85,8 @@ class TapeBreakable(BreakableBackend):
         tapes = [segment for segment in self._recorded[key].segments if isinstance(segment, Tape)]
         return counted(sum((tape.operations() for tape in tapes), Counter()))
 
-    def pool_bytes(self) -> int:
-        return sum(pool.bytes() for pool in self._pools)
+    def pool_segments(self) -> tuple[int, ...]:
+        return tuple(size for pool in self._pools for size in pool.segments())
 
     def cleanup(self) -> None:
         super().cleanup()

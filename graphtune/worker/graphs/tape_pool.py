@@ -79,9 +79,13 @@ class BytePool:
         weakref.finalize(block, self._returned.append, (segment, start, start + size)).atexit = False
         return block
 
+    def segments(self) -> tuple[int, ...]:
+        """Bytes of every segment."""
+        return tuple(segment.nbytes for segment in self._segments)
+
     def bytes(self) -> int:
         """Bytes reserved: the sum of all segments."""
-        return sum(segment.nbytes for segment in self._segments)
+        return sum(self.segments())
 
     def in_use(self) -> int:
         """Bytes of live blocks."""
