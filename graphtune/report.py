@@ -46,6 +46,7 @@ from graphtune.tune.recommendation_text import (
     TOLERANCE,
     alternatives,
     bucket_words,
+    decode_rows,
     flag_lines,
     how_to_ask,
     prefill_words,
@@ -182,13 +183,14 @@ def _chips(sweep: Sweep, environment: Environment | None) -> tuple[str, ...]:
 
 
 def _card(one: EngineAnswer) -> EngineCard:
+    _, *both_phases = prefill_words(one) or ("",)  # the first sentence is what the table of prefill shows
     return EngineCard(
         name=NAMES[one.engine],
         version=one.version,
         headline=_headline(one),
         message=sentence(one.message),
         tables=_compared_lists(one),
-        others=_value(" ".join(map(sentence, filter(None, (alternatives(one), *prefill_words(one)[1:]))))),
+        others=_value(" ".join(map(sentence, filter(None, (alternatives(one), *both_phases))))),
         more=tuple(_value(sentence(text)) for text in bucket_words(one)) if one.decode is not None else (),
         flags=tuple(re.findall(r"[^,]*,|[^,]+$", "\n".join(flag_lines(one.flags)))) if one.flags is not None else (),
         found=one.decode is not None,
@@ -209,7 +211,7 @@ def _compared_lists(one: EngineAnswer) -> tuple[ComparedLists, ...]:
     if one.decode is None:
         return ()
     prefill = one.prefill is not None
-    tables = [_compared("decode, in requests" if prefill else "", ROWS, one.decode, one.default, one.eager)]
+    tables = [_compared("decode, in requests" if prefill else "", decode_rows(one), one.decode, one.default, one.eager)]
     if one.prefill is not None:
         backend = "" if one.prefill.is_eager else f", {one.prefill.backend}"
         rows = [(label, cell) for label, cell in ROWS if label not in ("recommended is", "KV tokens")]

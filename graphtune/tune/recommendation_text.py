@@ -114,9 +114,8 @@ def _engine(answer: EngineAnswer) -> list[str]:
     running = ("current", answer.current.list) if answer.current is not None else ("engine default", answer.default)
     columns = [("recommended", answer.decode), running, ("no graphs", answer.eager)]
     shown = [(title, of) for title, of in columns if of is not None]
-    rows = (*ROWS, *(SERVED_ROWS if answer.load is None else TRACE_ROWS))
     lines.append("  " + " " * 16 + "".join(f"{title:>20}" for title, _ in shown))
-    for title, cell in rows:
+    for title, cell in decode_rows(answer):
         lines.append(f"  {title:<16}" + "".join(f"{cell(of):>20}" for _, of in shown))
     if answer.memory is not None:
         lines += wrapped(memory_words(answer.memory), indent="  ", hang="  ")
@@ -275,6 +274,11 @@ TRACE_ROWS: tuple[tuple[str, Callable[[ListAnswer], str]], ...] = (
     ("token gap p99", _played(lambda of: _waits(of.inter_token_p99_s, "-"))),
     ("first token p99", _played(lambda of: _waits(of.ttft_p99_s, "overloaded"))),
 )
+
+
+def decode_rows(answer: EngineAnswer) -> tuple[tuple[str, Callable[[ListAnswer], str]], ...]:
+    """What is shown of a decode list; a trace also has the wait for a first token."""
+    return (*ROWS, *(SERVED_ROWS if answer.load is None else TRACE_ROWS))
 
 
 def memory_words(of: KvBudget) -> str:
