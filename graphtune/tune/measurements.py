@@ -35,7 +35,7 @@ class Measurements:
     ``fixed`` is null, for the reason ``why_no_budget``, where no budget can be drawn up. ``distinguishes_eager`` is
     false on a CPU, where a tape replay saves nothing over the eager step. ``deployment`` is how the server differs from
     what was swept. ``size_costs`` is what each size added to each captured list. ``prefill`` and ``prefill_memory`` are
-    by backend.
+    by backend. ``candidates`` are those of decode worked out so far: engines that pad alike share them.
     """
 
     model: LatencyModel
@@ -52,7 +52,7 @@ class Measurements:
     size_costs: Mapping[ListKey, Mapping[int, SizeCost]] = field(default_factory=dict)
     prefill: Mapping[str, PrefillModel] = field(default_factory=dict)
     prefill_memory: Mapping[str, MemoryModel] = field(default_factory=dict)
-    candidates: dict[Traffic, tuple[Candidate, ...]] = field(default_factory=dict, compare=False)
+    candidates: dict[Traffic, tuple[Candidate, ...]] = field(init=False, default_factory=dict, compare=False)
 
 
 def environment_of(cells: Sequence[CellResult]) -> Environment | None:
