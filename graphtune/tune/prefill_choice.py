@@ -6,7 +6,10 @@ many tokens is in no list. Coverage does not count here: with enough tokens eage
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,7 +85,9 @@ def prefill_lists(engine: Engine, workload: Workload, of: Measurements) -> Prefi
     steps = [step for step in asked if all(model.step(step.requests, None) is not None for model in models.values())]
     if not steps:
         return NONE_MEASURED
+    share = sum(step.weight for step in steps) / sum(step.weight for step in asked)
     dispatch = engine.dispatch
+    steps = coalesced(steps, knots_of(models.values(), dispatch.prefill_cap_factor))
     evaluators = {
         backend: Evaluator(steps, model, dispatch.prefill_cap_factor if dispatch.prefill == "capped" else None)
         for backend, model in models.items()
@@ -100,8 +105,29 @@ def prefill_lists(engine: Engine, workload: Workload, of: Measurements) -> Prefi
         lists += [*kept, *(one for one in solved if one.sizes not in known)]
     eager = eager_candidate(next(iter(evaluators.values())))
     assert eager is not None  # steps without an eager figure were left out
-    share = sum(step.weight for step in steps) / sum(step.weight for step in asked)
     return PrefillLists(engine, evaluators, tuple(lists), eager, share)
+
+
+def knots_of(models: Iterable[PrefillModel], cap_factor: float | None) -> tuple[int, ...]:
+    """Token counts between which times are linear and an engine picks the same bucket out of any list."""
+    knots = {knot for model in models for knot in model.knots}
+    if cap_factor is not None:
+        knots |= {math.ceil(bucket / cap_factor) for model in models for bucket in model.buckets}
+    return tuple(sorted(knots))
+
+
+def coalesced(steps: Sequence[Step], knots: Sequence[int]) -> list[Step]:
+    """The same prefill with the steps between two knots as one of their mean tokens: no list's expected step changes,
+    but for rounding to whole tokens. A trace has thousands of token counts."""
+    between: dict[tuple[int, bool], list[Step]] = defaultdict(list)
+    for step in steps:
+        at = bisect_left(knots, step.requests)
+        between[at, at < len(knots) and knots[at] == step.requests].append(step)
+    merged = []
+    for some in between.values():
+        weight = sum(step.weight for step in some)
+        merged.append(Step(round(sum(step.weight * step.requests for step in some) / weight), weight, 0.0))
+    return sorted(merged, key=lambda step: step.requests)
 
 
 def losing_buckets(model: PrefillModel) -> frozenset[int]:

@@ -47,7 +47,16 @@ class PrefillModel:
     stood_in: frozenset[PrefillKey] = frozenset()
 
     def step(self, raw_size: int, bucket: int | None, context_tokens: float = 0.0) -> StepFigure | None:
-        """A prefill of ``raw_size`` tokens in ``bucket``, or eager where it is None; None beyond what was measured."""
+        """A prefill of ``raw_size`` tokens in ``bucket``, or eager where it is None; None beyond what was measured.
+
+        Each is worked out once.
+        """
+        key = (raw_size, bucket)
+        if key not in self._steps:
+            self._steps[key] = self._step(raw_size, bucket)
+        return self._steps[key]
+
+    def _step(self, raw_size: int, bucket: int | None) -> StepFigure | None:
         column = self._columns.get(bucket)
         if column is None:
             return None if bucket is None or raw_size > bucket else self._unmeasured(bucket)
@@ -80,6 +89,15 @@ class PrefillModel:
         """True when the full bucket takes longer than an eager run of its tokens, by more than the share ``by``."""
         replay, eager = self.step(bucket, bucket), self.step(bucket, None)
         return replay is not None and eager is not None and replay.us > eager.us * (1 + by)
+
+    @cached_property
+    def knots(self) -> tuple[int, ...]:
+        """Token counts between which every bucket and eager runs take longer in proportion, ascending."""
+        return tuple(sorted({key.tokens for key in self.table} | set(self.buckets)))
+
+    @cached_property
+    def _steps(self) -> dict[tuple[int, int | None], StepFigure | None]:
+        return {}
 
     @cached_property
     def _columns(self) -> dict[int | None, dict[int, StepFigure]]:

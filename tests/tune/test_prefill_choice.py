@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from graphtune.engines import ENGINES
 from graphtune.results import CaptureList, Point
 from graphtune.store import Sweep
-from graphtune.tune.candidates import bucket_for
-from graphtune.tune.prefill_choice import MOST_SLOWER
+from graphtune.tune.candidates import Evaluator, Step, bucket_for
+from graphtune.tune.prefill_choice import MOST_SLOWER, coalesced, knots_of
 from graphtune.tune.prefill_model import PrefillSteps, prefill_models
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation import EngineAnswer
@@ -252,3 +252,17 @@ def test_both_phases_together_stay_within_any_limits(question: Question) -> None
     assert question.min_kv_tokens is None or found.memory.kv_tokens >= question.min_kv_tokens
     for of in lists:
         assert of.kv_tokens == found.memory.kv_tokens
+
+
+@given(st.dictionaries(st.integers(1, 8192), st.floats(0.1, 5), min_size=1, max_size=200), st.data())
+@settings(max_examples=40, deadline=None)
+def test_prefill_taken_together_takes_as_long_under_any_list(weights: dict[int, float], data: st.DataObject) -> None:
+    steps = [Step(tokens, weight, 0.0) for tokens, weight in weights.items()]
+    few = coalesced(steps, knots_of([MODEL], 2.0))
+    assert len(few) <= len(steps) and sum(s.weight for s in few) == pytest.approx(sum(s.weight for s in steps))
+    sizes = tuple(sorted(data.draw(st.sets(st.sampled_from(PREFILL_LIST), max_size=8))))
+    for padding, cap in (("capped", 2.0), ("always", None)):
+        whole, short = (Evaluator(some, MODEL, cap).evaluate(sizes, padding) for some in (steps, few))  # type: ignore[arg-type]
+        assert short.expected_step_us == pytest.approx(whole.expected_step_us, rel=1e-3)
+        assert short.coverage == pytest.approx(whole.coverage)
+        assert short.padding_waste == pytest.approx(whole.padding_waste, abs=0.02)
