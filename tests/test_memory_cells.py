@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphtune.memory_cells import LONGEST_RANDOM_LIST, is_held_out, memory_cells
+from graphtune.plan_text import describe
 from graphtune.recipe_keys import MemoryChoice
 from graphtune.results import CaptureList, Sharing
-from graphtune.plan_text import describe
 from tests.worker import tiny
 
 SIZES = st.lists(st.integers(1, 600), min_size=1, max_size=60, unique=True).map(lambda sizes: tuple(sorted(sizes)))

@@ -84,7 +84,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Played:
-    """Torch's bytes after a list, and the most while it was captured."""
+    """Torch's bytes after a list, and the device's most while it was captured."""
 
     torch_bytes: int
     peak_bytes: int
@@ -135,7 +135,7 @@ class MemoryPredictor:
         outside = sum(one.outside_bytes for one in apart)
         torch_bytes = sum(one.torch_bytes for one in apart) - saved
         off = sum(one.interval[1] - one.graph_bytes for one in apart)
-        peak = max(self.play(lists).peak_bytes + outside, *(one.peak_bytes for one in apart))
+        peak = max(self.play(lists).peak_bytes, *(one.peak_bytes for one in apart))
         total = torch_bytes + outside
         return Prediction(lists[0], torch_bytes, outside, (total - off, total + off), peak)
 
@@ -150,7 +150,7 @@ class MemoryPredictor:
         # Devices give memory in steps: no figure is known more closely, neither in torch nor outside it.
         known_to = outside.off_bytes + 2 * self.rules.segment_step_bytes
         below, above = known_to - min((0, *fit.errors_bytes)), known_to + max((0, *fit.errors_bytes))
-        peak = max(total, torch_bytes - played.torch_bytes + played.peak_bytes + outside_bytes)
+        peak = max(total, torch_bytes - played.torch_bytes + played.peak_bytes)
         return Prediction(of, torch_bytes, outside_bytes, (max(0, total - below), total + above), peak)
 
     def first_bytes(self, of: CaptureList) -> int:
@@ -176,14 +176,18 @@ class MemoryPredictor:
         if start.room_bytes:
             pool.free(pool.allocate(start.room_bytes))
         peak = 0
+        outside = 0.0
         for of in lists:
-            traces = [self.alone[setting_of(of)][size].trace for size in captured_order(of)]
+            known = self.alone[setting_of(of)]
+            rate = self.outside[of.phase, of.backend].per_executable_bytes
+            traces = [known[size].trace for size in captured_order(of)]
             if shared := max(trace.shared_output_bytes for trace in traces):
                 beside.allocate(shared)
-            for trace in traces:
+            for size, trace in zip(captured_order(of), traces, strict=True):
                 beside.play(trace.beside)
                 pool.play(trace.pool)
-                peak = max(peak, pool.reserved_bytes + beside.reserved_bytes)
+                outside += rate * known[size].executables
+                peak = max(peak, pool.reserved_bytes + beside.reserved_bytes + round(outside))
                 beside.release_free_segments()
         return Played(pool.reserved_bytes + beside.reserved_bytes, peak)
 

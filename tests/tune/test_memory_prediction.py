@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from graphtune.memory_cells import is_held_out, memory_cells
 from graphtune.plan import Cell
 from graphtune.recipe_keys import MemoryChoice
-from graphtune.results import CapturedList, CaptureList, CellResult
+from graphtune.results import CapturedList, CaptureList, CellResult, EventRun
 from graphtune.tune.block_pool import TORCH_RULES, BlockPool
 from graphtune.tune.memory_prediction import MemoryPredictor, memory_predictor, two_sample_bytes
 from graphtune.units import MIB
@@ -167,3 +167,18 @@ def test_the_two_sample_estimate_counts_the_second_graph_for_every_other() -> No
     assert two_sample_bytes((first, second, third)) == (900 + 2 * 80) * MIB
     assert two_sample_bytes((first, replace(second, retained_bytes=0), third)) == 902 * MIB
     assert two_sample_bytes((first,)) is None
+
+
+def test_the_peak_holds_what_a_warm_up_takes_beside_the_pool_and_the_executables_made_so_far() -> None:
+    """The first size warms up with 74 MiB beside its pool; by then one executable of 36 exists."""
+    found = predictor(*gpu_cells(1.0))
+    of = CaptureList("all", "decode", "full", memory_shapes.SGLANG)
+    setting = next(setting for setting in found.alone if setting.output == "shared")
+    warm_up = (EventRun(2, (74 * MIB, -1)),)
+    known = dict(found.alone[setting])
+    known[256] = replace(known[256], trace=replace(known[256].trace, beside=warm_up))
+    warmed = replace(found, alone={**found.alone, setting: known}, _played={})
+    prediction = warmed.predict(of)
+    assert prediction is not None
+    assert prediction.peak_bytes == prediction.torch_bytes + 74 * MIB + round(42 * MIB / 36)
+    assert prediction.graph_bytes < prediction.peak_bytes
