@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-from graphtune.worker.allocations import holes_of, split_events, without
+import pytest
+import torch
+
+from graphtune.results import EventRun
+from graphtune.worker.allocations import allocation_recorder, holes_of, split_events, without
+from graphtune.worker.graphs.eager import EagerBackend
+from graphtune.worker.graphs.shape_key import ShapeKey
 
 MIB = 1 << 20
 
@@ -44,3 +51,45 @@ def test_free_blocks_by_kind_of_segment() -> None:
     ]
     assert holes_of(segments, "large") == ((12 * MIB, 2),)
     assert holes_of(segments, "small") == ((2 * MIB - 512, 1),)
+
+
+class FakeCuda:
+    """What the recorder asks of torch.cuda: two segments before, a graph pool and a history after."""
+
+    def __init__(self) -> None:
+        self.recording: list[Any] = []
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        stream = SimpleNamespace(cuda_stream=7)
+        own = {"stream": 7, "segment_pool_id": (0, 0), "segment_type": "large", "address": 0, "total_size": 20 * MIB}
+        blocks = [{"size": 8 * MIB, "state": "active_allocated"}, {"size": 12 * MIB, "state": "inactive"}]
+        other = {**own, "stream": 0, "blocks": [{"size": 5 * MIB, "state": "inactive"}]}
+        pool = {**own, "segment_pool_id": (0, 3), "address": 10**9, "total_size": 6 * MIB, "blocks": []}
+        at = 10**9
+        history = [
+            *(entry("alloc", at, 4 * MIB), entry("free_completed", at)),
+            *(entry("alloc", 8 * MIB, 8 * MIB), entry("alloc", at, 2 * MIB), entry("free_completed", at)),
+        ]
+        for name, made in (
+            ("synchronize", lambda: None),
+            ("empty_cache", lambda: None),
+            ("current_stream", lambda: stream),
+            ("current_device", lambda: 1),
+            ("memory_snapshot", lambda: [{**own, "blocks": blocks}, other]),
+        ):
+            patch.setattr(torch.cuda, name, made)
+        patch.setattr(torch.cuda.memory, "_record_memory_history", lambda *a, **k: self.recording.append((a, k)))
+        snapshot = {"segments": [{**own, "blocks": blocks}, pool], "device_traces": [[], history]}
+        patch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
+
+
+def test_a_recording_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    recorder = allocation_recorder(EagerBackend())
+    trace = recorder.take(ShapeKey(4))
+    assert trace.room_bytes == 4 * MIB
+    assert trace.pool == (EventRun(1, (2 * MIB, -1)),)
+    assert trace.beside == (EventRun(1, (8 * MIB,)),)
+    assert trace.holes == ((12 * MIB, 1),) and trace.small_holes == ()
+    assert [arguments[0][0] for arguments in cuda.recording] == ["all", None]
