@@ -83,7 +83,7 @@ def merged(spans: Spans, least_gap: float) -> list[tuple[float, float]]:
 
 def draw_timeline(pair: Pair) -> Drawing:
     end = max(start + length for _, line in pair.lines for start, length in (kernel_spans(line) + call_spans(line)))
-    zoom = _zoom(pair.eager)
+    zoom = _zoom(pair)
 
     def draw(figure: Figure, narrow: bool) -> None:
         whole, part = figure.subplots(2, 1)
@@ -118,10 +118,12 @@ def draw_timeline(pair: Pair) -> Drawing:
     return drawing(slug, title, says, draw, table, keys, (420, 460), data=_every_span(pair))
 
 
-def _zoom(eager: Timeline) -> tuple[float, float]:
-    """The stretch in the middle of the eager step that holds some kernels."""
+def _zoom(pair: Pair) -> tuple[float, float]:
+    """A stretch of some eager kernels from the middle of the shorter step, where both steps have work."""
+    eager = pair.eager
+    middle = min(line.starts_us[-1] for _, line in pair.lines) / 2
     count = len(eager.starts_us)
-    first = max(0, (count - ZOOM_KERNELS) // 2)
+    first = min(sum(start < middle for start in eager.starts_us), count - 1)
     last = min(count - 1, first + ZOOM_KERNELS)
     return eager.starts_us[first], eager.starts_us[last] + eager.lengths_us[last]
 
