@@ -11,7 +11,6 @@ from graphtune.tune.candidates import COVERAGE_TOLERANCE
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.recommendation import Caution, EngineAnswer, Limits
 from graphtune.tune.solved_candidates import checked_sizes
-from graphtune.tune.workload import Workload
 from graphtune.units import MIB, format_bytes
 
 UNEXPLAINED_LIMIT_BYTES = 16 * MIB
@@ -223,8 +222,8 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
             "Add a shorter context at a few sizes to the recipe and sweep again; it resumes.",
         )
     answered = [answer for answer in answers if answer.decode is not None]
-    cut = [a for a in answered if a.largest_step and a.workload and a.largest_step < _most(a.workload) and a.memory]
-    if held := [f"{a.largest_step} in {a.engine}" for a in cut]:
+    cut = [a for a in answered if a.kv_holds is not None]
+    if held := [f"{a.kv_holds} in {a.engine}" for a in cut]:
         yield Caution(
             "kv_limits_requests",
             f"KV holds no more requests of {limits.context_tokens:,.0f} tokens than {', '.join(held)}: larger steps "
@@ -234,9 +233,10 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
     if beyond := [f"{1 - a.steps_share:.0%} in {a.engine}" for a in answered if a.steps_share < 1.0]:
         yield Caution(
             "beyond_measured",
-            f"Steps with more requests than were measured are left out of every figure, graph coverage too: "
+            "Steps with more requests than were measured, at all or at their context, are left out of every figure, "
+            f"graph coverage too: "
             f"{', '.join(beyond)}.",
-            "Add larger sizes to the recipe and sweep again; it resumes.",
+            "Add larger sizes, and longer contexts at them, to the recipe and sweep again; it resumes.",
         )
     yield from _about_limit(limits, answered)
     yield from _about_eager_steps(answered)
@@ -275,10 +275,6 @@ def _about_limit(limits: Limits, answered: Sequence[EngineAnswer]) -> Iterator[C
             f"{', '.join(short)}.",
             "Ask with a shorter --context-len if your requests are shorter.",
         )
-
-
-def _most(workload: Workload) -> int:
-    return max(share.requests for share in workload.decode if share.weight)
 
 
 def _about_trace(answers: Sequence[EngineAnswer]) -> Iterator[Caution]:

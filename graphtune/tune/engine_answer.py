@@ -116,6 +116,7 @@ def _answer(
         steps_share=share,
         largest_step=max(step.requests for step in steps),
         most_coverage=max(candidate.evaluation.coverage for candidate in within),
+        kv_holds=max(step.requests for step in possible) if len(possible) < len(asked) else None,
         current=compare_current(current, comparing) if current is not None else None,
         absent=absent,
     )

@@ -158,9 +158,9 @@ class EngineAnswer:
 
     ``steps_share`` is the share of the asked traffic that the figures cover: steps that KV cannot hold or that lie
     beyond the measured sizes are left out. ``most_coverage`` is the highest graph coverage of a list within the limits.
-    ``workload`` is what was asked of this engine. For a trace: ``load`` is how many times as dense as recorded it
-    arrives, ``overload`` how the server falls behind under it, ``settled`` whether the batches are those that the
-    recommended list makes.
+    ``workload`` is what was asked of this engine; ``kv_holds`` the largest of its steps that KV holds, where it does not
+    hold all of them. For a trace: ``load`` is how many times as dense as recorded it arrives, ``overload`` how the
+    server falls behind under it, ``settled`` whether the batches are those that the recommended list makes.
     """
 
     engine: str
@@ -182,6 +182,7 @@ class EngineAnswer:
     load: float | None = None
     overload: str | None = None
     settled: bool = True
+    kv_holds: int | None = None
     current: CurrentAnswer | None = None
     prefill: ListAnswer | None = None
     prefill_default: ListAnswer | None = None
