@@ -158,8 +158,8 @@ class EngineAnswer:
 
     ``steps_share`` is the share of the asked traffic that the figures cover: steps that KV cannot hold or that lie
     beyond the measured sizes are left out. ``most_coverage`` is the highest graph coverage of a list within the limits.
-    ``workload`` is what was asked of this engine; ``kv_holds`` the largest of its steps that KV holds, where it does not
-    hold all of them. For a trace: ``load`` is how many times as dense as recorded it arrives, ``overload`` how the
+    ``workload`` is what was asked of this engine; ``kv_holds`` the largest of its steps that KV holds, where it holds
+    not all of them. For a trace: ``load`` is how many times as dense as recorded it arrives, ``overload`` how the
     server falls behind under it, ``settled`` whether the batches are those that the recommended list makes.
     """
 
