@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graphtune.tune.bucket_solver import solve, step_costs
-from graphtune.tune.candidates import NEAR, Candidate, Evaluator, choose
+from graphtune.tune.candidates import COVERAGE_TOLERANCE, NEAR, Candidate, Evaluator, choose
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.prefill_choice import PrefillLists, losing_buckets
 from graphtune.tune.recommendation import Limits
@@ -151,10 +151,17 @@ def _price(of: Candidate) -> tuple[float, int, float, int]:
 
 
 def _best(pairs: Iterable[Pair]) -> Pair | None:
-    """Of the pairs near the least time, the one with the fewest bytes, then the fewest graphs."""
+    """Of the pairs that leave the fewest decode steps eager (which a server's eager path makes dearer): the one of the
+    least time, or one near it in all and in decode alone with fewer bytes, then fewer graphs."""
     found = list(pairs)
     if not found:
         return None
-    least = min(pair.us for pair in found)
-    good = [pair for pair in found if pair.us <= least * (1 + NEAR)]
+    most = max(pair.decode.evaluation.coverage for pair in found)
+    covering = [pair for pair in found if pair.decode.evaluation.coverage >= most - COVERAGE_TOLERANCE]
+    best = min(covering, key=lambda pair: pair.us)
+    good = [pair for pair in covering if _near(pair.us, best.us) and _near(pair.decode.step_us, best.decode.step_us)]
     return min(good, key=lambda pair: (pair.graph_bytes, pair.graphs, pair.us))
+
+
+def _near(us: float, least_us: float) -> bool:
+    return us <= least_us * (1 + NEAR)
