@@ -132,7 +132,7 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
 
     from graphtune.worker.engine import build
     from graphtune.worker.nvml import Gpu
-    from graphtune.worker.runners.decode import CaptureFailure
+    from graphtune.worker.runners.base import CaptureFailure
     from graphtune.worker.runners.series import BatchSeries
     from graphtune.worker.timing import Clock
 

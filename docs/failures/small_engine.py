@@ -10,8 +10,9 @@ import torch
 from graphtune.plan import Cell, Measure
 from graphtune.results import CaptureList
 from graphtune.worker.engine import Engine, build
+from graphtune.worker.runners.base import CaptureFailure
 from graphtune.worker.runners.buffers import LiveBatch
-from graphtune.worker.runners.decode import CaptureFailure, GraphDecode
+from graphtune.worker.runners.decode import GraphDecode
 from graphtune.worker.runners.series import make_batches
 
 MODEL: dict[str, Any] = {

@@ -28,7 +28,8 @@ from graphtune.worker.latency import Latency, timed
 from graphtune.worker.memory import Ledger, device_bytes, in_torch, outside_torch
 from graphtune.worker.nvml import Gpu, PeakSampler
 from graphtune.worker.prefill_gate import check_prefill
-from graphtune.worker.runners.decode import CaptureFailure, GraphDecode
+from graphtune.worker.runners.base import CaptureFailure
+from graphtune.worker.runners.decode import GraphDecode
 
 LEFTOVER_LIMIT_BYTES = 4 << 20
 

@@ -16,7 +16,8 @@ from graphtune.worker.comparison import relative_error
 from graphtune.worker.engine import Engine, build
 from graphtune.worker.gate import check_list
 from graphtune.worker.graphs.shape_key import ShapeKey
-from graphtune.worker.runners.decode import CaptureFailure, GraphDecode
+from graphtune.worker.runners.base import CaptureFailure
+from graphtune.worker.runners.decode import GraphDecode
 from graphtune.worker.runners.series import BatchSeries, make_batches
 from tests.worker import tiny
 

@@ -22,7 +22,7 @@ from graphtune.worker.graphs.full import FullBackend
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.measurement import check_runner
 from graphtune.worker.prefill_gate import check_prefill
-from graphtune.worker.runners.decode import CaptureFailure
+from graphtune.worker.runners.base import CaptureFailure
 from graphtune.worker.runners.prefill import EagerPrefill
 from tests.worker import tiny as decode_tiny
 from tests.worker import tiny_prefill as tiny

@@ -12,8 +12,9 @@ from graphtune.results import CaptureList
 from graphtune.worker.addresses import AddressChanged
 from graphtune.worker.engine import Engine
 from graphtune.worker.gate import check_list
+from graphtune.worker.runners.base import CaptureFailure
 from graphtune.worker.runners.buffers import LiveBatch, StaticBuffers, decode_slots
-from graphtune.worker.runners.decode import CaptureFailure, GraphDecode
+from graphtune.worker.runners.decode import GraphDecode
 from graphtune.worker.runners.series import make_batches
 from tests.worker import tiny
 

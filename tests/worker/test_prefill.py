@@ -16,7 +16,7 @@ from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.graphs.tape_backend import TapeBackend
 from graphtune.worker.graphs.tape_breakable import TapeBreakable
 from graphtune.worker.prefill_gate import check_prefill, raw_tokens
-from graphtune.worker.runners.decode import CaptureFailure
+from graphtune.worker.runners.base import CaptureFailure
 from graphtune.worker.runners.prefill import EagerPrefill, GraphPrefill, shape_of
 from graphtune.worker.runners.prefill_buffers import PrefillBatch, PrefillBuffers
 from tests.worker import tiny_prefill as tiny

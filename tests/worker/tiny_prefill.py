@@ -18,7 +18,7 @@ from graphtune.worker.graphs.tape_breakable import TapeBreakable
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.models.decoder import Decoder
 from graphtune.worker.runners.admission import WASTE_CAP
-from graphtune.worker.runners.decode import CaptureFailure
+from graphtune.worker.runners.base import CaptureFailure
 from graphtune.worker.runners.prefill import EagerPrefill, GraphPrefill
 from graphtune.worker.runners.prefill_buffers import LivePrefill, live_prefill
 from tests.worker import tiny

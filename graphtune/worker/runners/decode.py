@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from graphtune.results import CaptureList
-from graphtune.worker.addresses import AddressBook
 from graphtune.worker.attention.base import AttentionBackend
 from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, GraphBackend
 from graphtune.worker.graphs.breaks import eager_break
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.runners.admission import Admission, admit_decode
+from graphtune.worker.runners.base import CaptureFailure, GraphRunner
 from graphtune.worker.runners.buffers import DecodeBatch, LiveBatch, StaticBuffers, decode_slots
 
 if TYPE_CHECKING:
     from graphtune.worker.models.decoder import Decoder
-
-
-@dataclass(frozen=True)
-class CaptureFailure:
-    """A size that could not be recorded."""
-
-    size: int
-    reason: str
 
 
 class EagerDecode:
@@ -101,36 +92,17 @@ class EagerDecode:
         }
 
 
-class GraphDecode:
+class GraphDecode(GraphRunner):
     """Captured sizes of one capture list over an eager runner's buffers.
 
     In a breakable recording attention runs between the segments, planned for the padded size as an eager step is.
     """
 
     def __init__(self, eager: EagerDecode, backend: GraphBackend, capture_list: CaptureList) -> None:
+        super().__init__(eager, backend, capture_list)
         self.eager = eager
-        self.backend = backend
-        self.list = capture_list
-        self.sizes: tuple[int, ...] = ()
-        self.admitted: Counter[str] = Counter()
         self._breaks = capture_list.backend == "breakable"
-        self._addresses: AddressBook | None = None
-        self._weights: AddressBook | None = None
         self._batch: DecodeBatch | None = None
-
-    def capture(self) -> Iterator[tuple[int, CaptureTiming | CaptureFailure]]:
-        """Capture the list in its order, yielding (size, timing or failure).
-
-        Consume it to the end: the address book is written after the last size. A size that fails is left out and the
-        next one is tried; device memory errors pass through.
-        """
-        order = sorted(self.list.sizes, reverse=self.list.order == "descending")
-        with self.backend.capture_session():
-            for size in order:
-                yield size, self._capture_size(size)
-        self.eager.buffers.reset()
-        self._addresses = AddressBook(self.eager.owners())
-        self._weights = AddressBook(self.eager.model.named_tensors())
 
     def _capture_size(self, size: int) -> CaptureTiming | CaptureFailure:
         eager = self.eager
@@ -146,9 +118,11 @@ class GraphDecode:
             timing = self.backend.capture_one(ShapeKey(size), lambda: self._forward(batch))
         except CaptureError as error:
             return CaptureFailure(size, str(error))
-        self.sizes = tuple(sorted((*self.sizes, size)))
         # Making what the size needs is paid at start-up too, and belongs to what comes before recording.
         return replace(timing, warmup_s=timing.warmup_s + prepared_s)
+
+    def _reset(self) -> None:
+        self.eager.buffers.reset()
 
     def admit(self, live: LiveBatch) -> Admission:
         """Whether this batch may be replayed; needs only host data, so it can be asked before the batch exists."""
@@ -181,8 +155,8 @@ class GraphDecode:
             attention.prepare(batch)
 
     def launch(self) -> torch.Tensor:
-        assert self._batch is not None and self._addresses is not None, "capture() and fill() come before launch()"
-        self._addresses.check(self.eager.owners())
+        assert self._batch is not None, "fill() comes before launch()"
+        self.check_addresses()
         return self.backend.replay(ShapeKey(self._batch.padded_size))[: self._batch.raw_size]
 
     def run(self, live: LiveBatch) -> torch.Tensor:
@@ -203,15 +177,8 @@ class GraphDecode:
         assert self._batch is not None, "fill() and plan() come first"
         return self._forward(self._batch)[: self._batch.raw_size]
 
-    def check_weights(self) -> None:
-        """The address check over the weights, which are too many for every replay."""
-        assert self._weights is not None, "capture() comes first"
-        self._weights.check(self.eager.model.named_tensors())
-
     def tear_down(self) -> None:
         """Drop graphs, pool, outputs and per-size workspaces."""
-        self.backend.cleanup()
+        super().tear_down()
         self.eager.attention.unbind()
-        self.sizes = ()
         self._batch = None
-        self._addresses = self._weights = None

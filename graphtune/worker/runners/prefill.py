@@ -7,21 +7,19 @@ requests.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
 from graphtune.results import CaptureList
-from graphtune.worker.addresses import AddressBook
 from graphtune.worker.attention.base import PrefillAttention
 from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, GraphBackend
 from graphtune.worker.graphs.breaks import eager_break
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.runners.admission import Admission, PrefillLimits, PrefillShape, admit_prefill
-from graphtune.worker.runners.decode import CaptureFailure
+from graphtune.worker.runners.base import CaptureFailure, GraphRunner
 from graphtune.worker.runners.prefill_buffers import LivePrefill, PrefillBatch, PrefillBuffers, sink_prefill
 
 if TYPE_CHECKING:
@@ -113,7 +111,7 @@ class EagerPrefill:
         return out
 
 
-class GraphPrefill:
+class GraphPrefill(GraphRunner):
     """Captured token counts of one capture list over an eager runner's buffers.
 
     The list's ``waste_cap`` is the factor of padded to real tokens up to which a prefill is replayed, None for any.
@@ -133,36 +131,14 @@ class GraphPrefill:
     ) -> None:
         if max(capture_list.sizes) > eager.buffers.max_tokens:
             raise ValueError(f"{max(capture_list.sizes)} tokens do not fit buffers of {eager.buffers.max_tokens}")
+        super().__init__(eager, backend, capture_list)
         self.eager = eager
-        self.backend = backend
-        self.list = capture_list
         self.waste_cap = capture_list.waste_cap
         self.padding = padding
         self.mixed = mixed
         self._request_slots = capture_list.request_slots
         self._max_requests = min(eager.buffers.max_requests, self._request_slots or eager.buffers.max_requests)
-        self.sizes: tuple[int, ...] = ()
-        self.admitted: Counter[str] = Counter()
-        self._addresses: AddressBook | None = None
-        self._weights: AddressBook | None = None
         self._batch: PrefillBatch | None = None
-
-    def capture(self) -> Iterator[tuple[int, CaptureTiming | CaptureFailure]]:
-        """Capture the list in its order, yielding (size, timing or failure).
-
-        Consume it to the end: the address book is written after the last size. A size that fails is left out and the
-        next one is tried; device memory errors pass through.
-        """
-        order = sorted(self.list.sizes, reverse=self.list.order == "descending")
-        with self.backend.capture_session():
-            for size in order:
-                yield size, self._capture_size(size)
-        eager = self.eager
-        eager.buffers.reset()
-        # The breaks ran on unwritten memory, which may be NaN, and wrote it to the sink.
-        eager.cache.write_slots(torch.arange(eager.cache.page_size, device=eager.cache.pool.device), 0.0)
-        self._addresses = AddressBook(eager.owners())
-        self._weights = AddressBook(eager.model.named_tensors())
 
     def _capture_size(self, size: int) -> CaptureTiming | CaptureFailure:
         eager = self.eager
@@ -174,11 +150,15 @@ class GraphPrefill:
         batch = eager.buffers.fill(live, size, self._slots(size))
         eager.attention.plan(batch)
         try:
-            timing = self.backend.capture_one(ShapeKey(size), lambda: eager.body(batch))
+            return self.backend.capture_one(ShapeKey(size), lambda: eager.body(batch))
         except CaptureError as error:
             return CaptureFailure(size, str(error))
-        self.sizes = tuple(sorted((*self.sizes, size)))
-        return timing
+
+    def _reset(self) -> None:
+        eager = self.eager
+        eager.buffers.reset()
+        # The breaks ran on unwritten memory, which may be NaN, and wrote it to the sink.
+        eager.cache.write_slots(torch.arange(eager.cache.page_size, device=eager.cache.pool.device), 0.0)
 
     @property
     def limits(self) -> PrefillLimits:
@@ -223,8 +203,8 @@ class GraphPrefill:
 
     def launch_body(self) -> torch.Tensor:
         """The replay alone: hidden states (raw tokens, hidden), valid until the next replay."""
-        assert self._batch is not None and self._addresses is not None, "capture() and fill() come before launch()"
-        self._addresses.check(self.eager.owners())
+        assert self._batch is not None, "fill() comes before launch()"
+        self.check_addresses()
         with self.backend.replay_session():
             return self.backend.replay(ShapeKey(self._batch.padded_tokens))[: self._batch.raw_tokens]
 
@@ -246,17 +226,10 @@ class GraphPrefill:
         assert self._batch is not None, "fill() and plan() come first"
         return self.eager.body(self._batch)[: self._batch.raw_tokens]
 
-    def check_weights(self) -> None:
-        """The address check over the weights, which are too many for every replay."""
-        assert self._weights is not None, "capture() comes first"
-        self._weights.check(self.eager.model.named_tensors())
-
     def tear_down(self) -> None:
         """Drop graphs, pool and outputs."""
-        self.backend.cleanup()
-        self.sizes = ()
+        super().tear_down()
         self._batch = None
-        self._addresses = self._weights = None
 
 
 class PaddedPrefill:

@@ -1,0 +1,90 @@
+"""What the runners of both phases share: the capture loop, the address checks and tear-down of one capture list."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from graphtune.results import CaptureList
+from graphtune.worker.addresses import AddressBook
+from graphtune.worker.graphs.backend import CaptureTiming, GraphBackend
+
+if TYPE_CHECKING:
+    from graphtune.worker.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class CaptureFailure:
+    """A size that could not be recorded."""
+
+    size: int
+    reason: str
+
+
+class EagerRunner(Protocol):
+    """The eager path that a graph runner stands on: it owns the static buffers."""
+
+    @property
+    def model(self) -> Decoder: ...
+
+    def owners(self) -> Mapping[str, torch.Tensor]:
+        """Everything outside the pool and the weights that a step reads or writes, by name."""
+
+
+class GraphRunner(ABC):
+    """Captured sizes of one capture list. ``admitted`` counts steps by what admission said of them."""
+
+    def __init__(self, of: EagerRunner, backend: GraphBackend, capture_list: CaptureList) -> None:
+        self.backend = backend
+        self.list = capture_list
+        self.sizes: tuple[int, ...] = ()
+        self.admitted: Counter[str] = Counter()
+        self._of = of
+        self._addresses: AddressBook | None = None
+        self._weights: AddressBook | None = None
+
+    @abstractmethod
+    def _capture_size(self, size: int) -> CaptureTiming | CaptureFailure:
+        """Record one size; device memory errors pass through."""
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Put the static buffers in order after the last capture."""
+
+    def capture(self) -> Iterator[tuple[int, CaptureTiming | CaptureFailure]]:
+        """Capture the list in its order, yielding (size, timing or failure).
+
+        Consume it to the end: the address book is written after the last size. A size that fails is left out and the
+        next one is tried; device memory errors pass through.
+        """
+        order = sorted(self.list.sizes, reverse=self.list.order == "descending")
+        with self.backend.capture_session():
+            for size in order:
+                outcome = self._capture_size(size)
+                if not isinstance(outcome, CaptureFailure):
+                    self.sizes = tuple(sorted((*self.sizes, size)))
+                yield size, outcome
+        self._reset()
+        self._addresses = AddressBook(self._of.owners())
+        self._weights = AddressBook(self._of.model.named_tensors())
+
+    def check_addresses(self) -> None:
+        """What graphs read must still be where it was at capture; checked before each replay."""
+        assert self._addresses is not None, "capture() comes first"
+        self._addresses.check(self._of.owners())
+
+    def check_weights(self) -> None:
+        """The address check over the weights, which are too many for every replay."""
+        assert self._weights is not None, "capture() comes first"
+        self._weights.check(self._of.model.named_tensors())
+
+    def tear_down(self) -> None:
+        """Drop graphs, pool and outputs."""
+        self.backend.cleanup()
+        self.sizes = ()
+        self._addresses = self._weights = None
