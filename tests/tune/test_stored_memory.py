@@ -48,3 +48,17 @@ def test_held_out_lists_are_within_the_bar(path: Path) -> None:
         good = [one for one in lists if abs(one.error_bytes) <= max(0.02 * one.measured_bytes, 16 * MIB)]
         assert len(good) >= len(lists) * 15 / 16, kind
         assert sum(one.inside for one in lists) >= len(lists) * 15 / 16, kind
+
+
+def test_measured_lists_follow_from_sizes_recorded_alone_on_the_gpu() -> None:
+    """Qwen3 0.6B: every size was recorded alone on the H200, and no list was fitted."""
+    sweep = read_sweep(REPORTS / "qwen3-0.6b-nvidia-h200")
+    found = memory_predictor(sweep.cells)
+    assert found is not None
+    predicted = [(one, found.predict(one.list)) for one in whole_lists(sweep) if found.knows(one.list)]
+    assert len(predicted) >= 9
+    for measured, prediction in predicted:
+        assert prediction is not None and measured.graph_bytes is not None
+        low, high = prediction.interval
+        assert abs(prediction.graph_bytes - measured.graph_bytes) <= 2 * MIB, measured.list
+        assert low <= measured.graph_bytes <= high
