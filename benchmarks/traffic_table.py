@@ -30,10 +30,10 @@ HEAD = """# Recommended lists on public traffic
 
 Made by `python benchmarks/traffic_table.py`, which prints whatever comes out. Traffic: the Azure LLM inference traces
 of 2023 (conversation and code, one hour each) played on a simulated server at loads 1, 4 and 80 % of what it can take
-with a graph at every measured size, and uniform traffic up to 256 requests. The default is the engine's own list on the
-same batches, under its own padding rule. Steps that the sweep has no figure for are left out of both; how many have one
-is in the last column. `~` interpolated between measured points; `<=` at most, the figure of a measured list that
-contains it.
+with a graph at every measured size, and uniform traffic up to 256 requests. The default is the engine's own list on
+the same batches, under its own padding rule; figures are those of decode. Steps that the sweep has no figure for are
+left out of both; how many have one is in the last column. `~` interpolated between measured points; `<=` at most, the
+figure of a measured list that contains it.
 """
 
 COLUMNS = (
