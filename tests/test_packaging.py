@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -109,16 +108,10 @@ def imported_by(code: str) -> set[str]:
     return {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
 
 
-def test_help_imports_nothing_heavy_and_is_fast() -> None:
+def test_help_imports_nothing_heavy() -> None:
     heavy = {"torch", "pandas", "numpy", "matplotlib", "rich", "pydantic", "yaml", "jinja2", "pynvml"}
     code = "import sys; sys.argv = ['graphtune', '--help']\nfrom graphtune.cli.app import main\nmain()"
     assert imported_by(code) & heavy == set()
-    took = []
-    for _ in range(5):
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "graphtune", "--help"], cwd=ROOT, check=True, capture_output=True)
-        took.append(time.perf_counter() - started)
-    assert min(took) < 0.3
 
 
 def test_only_the_worker_imports_torch() -> None:
