@@ -26,10 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("sweep")
     parser.add_argument("trace")
-    parser.add_argument("--prefill-tokens-per-s", default="30000", help="where the sweep holds no prefill times")
+    parser.add_argument("--prefill-tokens-per-s", help="where the sweep holds no prefill times")
     arguments = parser.parse_args()
     sweep = (arguments.sweep, "--gpu-mem", "141")
-    trace = ("--workload", arguments.trace, "--load", "80%", "--prefill-tokens-per-s", arguments.prefill_tokens_per_s)
+    stated = arguments.prefill_tokens_per_s
+    trace = ("--workload", arguments.trace, "--load", "80%", *(("--prefill-tokens-per-s", stated) if stated else ()))
     print(f"{'question':<28} {'seconds':>8} {'target':>7}")
     for name, target, options in (
         ("histogram, all engines", 3, ("--workload", "uniform 256")),
