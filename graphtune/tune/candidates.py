@@ -161,7 +161,8 @@ class Evaluator:
 def measured_candidates(
     evaluator: Evaluator, memory: MemoryModel, padding: Padding, largest_size: int | None = None
 ) -> tuple[Candidate, ...]:
-    """Every measured list and every prefix of one (all sizes up to some top) with a figure for each step.
+    """Every measured list with a figure for each step, and, where bytes are not predicted, every prefix of one (all
+    sizes up to some top).
 
     Only sizes that were checked and passed are used, none above ``largest_size``, and equal sizes appear once, with
     the setting that takes the fewest bytes.
@@ -169,7 +170,7 @@ def measured_candidates(
     found: dict[tuple[int, ...], Candidate] = {}
     for measured in memory.lists:
         sizes = measured.list.sizes
-        for top in range(1, len(sizes) + 1):
+        for top in range(1 if memory.predictor is None else len(sizes), len(sizes) + 1):
             prefix = sizes[:top]
             if not measured.serves(prefix) or (largest_size is not None and prefix[-1] > largest_size):
                 break
