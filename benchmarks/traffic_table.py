@@ -33,7 +33,8 @@ of 2023 (conversation and code, one hour each) played on a simulated server at l
 with a graph at every measured size, and uniform traffic up to 256 requests. The default is the engine's own list on
 the same batches, under its own padding rule; figures are those of decode. Steps that the sweep has no figure for are
 left out of both; how many have one is in the last column. `~` interpolated between measured points; `<=` at most, the
-figure of a measured list that contains it.
+figure of a measured list that contains it; other bytes and seconds of recommended lists are predicted from their
+sizes, each of which the sweep captured alone.
 """
 
 COLUMNS = (
