@@ -57,9 +57,9 @@ class Progress:
         print(json.dumps({"stage": stage, "done": 1, "total": 1}), flush=True)
 
     def saved(self, stage: str, done: int, total: int) -> None:
-        """Rewrite the partial result when it is older than ``SAVE_EVERY_S`` or a part is complete, then report."""
+        """Rewrite the partial result when it is older than ``SAVE_EVERY_S`` or a part begins or ends, then report."""
         now = time.perf_counter()
-        if done == total or now - self._saved_at > SAVE_EVERY_S:
+        if done in (1, total) or now - self._saved_at > SAVE_EVERY_S:
             self.write(self.partial_path, "failed", "ended before its last list")
             self._saved_at = now
         print(json.dumps({"stage": stage, "done": done, "total": total}), flush=True)
