@@ -16,8 +16,8 @@ def sentence(choice: Choice, eager: Candidate | None, of: Measurements) -> str:
     if not chosen.sizes:
         assert choice.runner_up is not None
         return _no_list_pays(choice.runner_up, chosen, of)
-    at_most = "at most " if chosen.cost is not None and chosen.cost.provenance == "bound" else ""
-    graph_bytes = at_most + format_bytes(chosen.graph_bytes)
+    known = {"bound": "at most ", "predicted": "a predicted "}
+    graph_bytes = known.get(chosen.cost.provenance if chosen.cost else "", "") + format_bytes(chosen.graph_bytes)
     text = f"capture {range_of(chosen.sizes)}: {format_us(chosen.step_us)} a step for {graph_bytes}"
     if of.distinguishes_eager and eager is not None:
         text += f", {eager.step_us / chosen.step_us:.2f} times as fast as {_eager_words(eager, of)}"

@@ -24,6 +24,8 @@ TOLERANCE = (
 EAGER = "graphtune's own eager path, a lower bound of a server's eager step"
 # A share of steps that is shown as 0.0 % otherwise.
 WORTH_A_WORD = 0.0005
+# How bytes and seconds that were not measured of the very list are marked.
+MARKS = {"bound": "<= ", "predicted": "~"}
 NAMES = {"sglang": "SGLang", "vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM"}
 
 
@@ -49,7 +51,10 @@ def as_text(of: Recommendation) -> str:
         lines += ["", *_engine(answer)]
     lines += [
         "",
-        *wrapped("~ interpolated between measured points; <= at most: the bytes and seconds of a longer list"),
+        *wrapped(
+            "~ interpolated between measured points, or predicted from sizes captured alone; <= at most: the bytes and "
+            "seconds of a longer list"
+        ),
         *wrapped(f"no graphs: {EAGER}{with_overhead(of)}"),
     ]
     return "\n".join(lines) + "\n"
@@ -232,13 +237,13 @@ def _step(of: ListAnswer) -> str:
 def _bytes(of: ListAnswer) -> str:
     if of.graph_bytes is None:
         return "not measured"
-    return ("<= " if of.graph_bytes_from == "bound" else "") + format_bytes(of.graph_bytes)
+    return MARKS.get(of.graph_bytes_from or "", "") + format_bytes(of.graph_bytes)
 
 
 def _seconds(of: ListAnswer) -> str:
     if of.capture_s is None:
         return "not measured"
-    return ("<= " if of.capture_s_from == "bound" else "") + format_duration_s(of.capture_s)
+    return MARKS.get(of.capture_s_from or "", "") + format_duration_s(of.capture_s)
 
 
 def _share(value: float | None) -> str:
