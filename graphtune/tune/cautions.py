@@ -11,9 +11,12 @@ from graphtune.tune.candidates import COVERAGE_TOLERANCE
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.recommendation import Caution, EngineAnswer, Limits
 from graphtune.tune.solved_candidates import checked_sizes
-from graphtune.units import MIB, format_bytes
+from graphtune.units import MIB, format_bytes, format_us
 
 UNEXPLAINED_LIMIT_BYTES = 16 * MIB
+
+THIN_TRAFFIC = 1.5
+"""Times as long a step of one request may take under a list as with a size of its own, without a word about it."""
 
 
 def of(
@@ -239,6 +242,7 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
             "Add larger sizes, and longer contexts at them, to the recipe and sweep again; it resumes.",
         )
     yield from _about_limit(limits, answered)
+    yield from _about_thin_traffic(of, limits, answered)
     yield from _about_eager_steps(answered)
     for answer in answered:
         for warning in answer.flags.warnings if answer.flags else ():
@@ -262,6 +266,27 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
             f"{', '.join(eager)}.",
             "Time your server's eager step before you serve without decode graphs, and state how much longer it takes "
             "with --eager-overhead-ms.",
+        )
+
+
+def _about_thin_traffic(of: Measurements, limits: Limits, answered: Sequence[EngineAnswer]) -> Iterator[Caution]:
+    """Lists that suit the traffic asked for and would pad a lone request to many times its step."""
+    found: list[str] = []
+    for answer in answered:
+        if answer.decode is None or answer.decode.is_eager or answer.dispatch.decode == "exact":
+            continue
+        least = answer.decode.capture_sizes[0]
+        alone = of.model.graph(1, limits.context_tokens)
+        padded = of.model.step(1, least, limits.context_tokens)
+        if alone and padded and padded.us > THIN_TRAFFIC * alone.us:
+            own = f"({format_us(alone.us)} with a size of its own)"
+            found.append(f"{format_us(padded.us)} padded to {least} in {answer.engine} {own}")
+    if found:
+        yield Caution(
+            "thin_traffic",
+            f"The list is for this traffic alone. A step of one request, as when load falls at night, would take "
+            f"{', '.join(found)}.",
+            "Give a --workload that holds your quiet hours, or add small sizes: each costs a few MiB.",
         )
 
 

@@ -220,6 +220,14 @@ def test_steps_that_kv_cannot_hold_are_left_out_and_said() -> None:
     assert "kv_limits_requests" in codes(data)
 
 
+def test_a_list_that_would_pad_a_lone_request_far_is_said_to_be_for_this_traffic() -> None:
+    sweep = small_sweep((1, 16, 64), graph_us=(1000.0, 1700.0, 4000.0), eager_us=(9000.0, 9000.0, 9000.0))
+    for traffic, said in (("steady 64", True), ("steady 1", False)):
+        data = checked(recommend(sweep, Question(engines=("sglang",), workload=traffic)))
+        assert data["engines"]["sglang"]["decode"]["capture_sizes"] == [64 if said else 1]
+        assert ("thin_traffic" in codes(data)) is said
+
+
 def test_steps_beyond_the_measured_sizes_make_the_answer_partial() -> None:
     data = checked(recommend(small_sweep((1, 2, 4, 8)), Question(max_running_requests=16)))
     assert data["status"] == "partial"
