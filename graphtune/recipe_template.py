@@ -16,6 +16,7 @@ from graphtune.units import format_bytes
 DENSE_CONTEXT = 1024
 OTHER_CONTEXTS = {
     512: (1, 4, 16, 32, 64, 128, 256),
+    2048: (64, 128, 192, 256),
     4096: (1, 2, 4, 8, 16, 32, 64, 128),
     16384: (1, 2, 4, 8, 12, 16, 24, 32),
 }

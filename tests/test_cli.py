@@ -138,7 +138,7 @@ def test_recipe_writes_what_sweep_reads(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (0, "")
     loaded = load_recipe(file)
     assert (loaded.recipe.name, loaded.model.num_layers) == ("qwen3-8b", 36)
-    assert [context.tokens for context in loaded.recipe.decode.contexts] == [1024, 512, 4096, 16384]
+    assert [context.tokens for context in loaded.recipe.decode.contexts] == [1024, 512, 2048, 4096, 16384]
     again = run("recipe", ROOT / "recipes/configs/qwen3-8b.json", "-o", file)
     assert (again.exit_code, "exists already" in again.stderr) == (2, True)
     assert run("recipe", ROOT / "recipes/configs/qwen3-8b.json", "-o", file, "--force").exit_code == 0

@@ -200,8 +200,8 @@ def test_a_shipped_recipe_plans_the_axes_it_names() -> None:
         (order, sharing, sharing) for order in ("descending", "ascending") for sharing in ("shared", "per_size")
     }
     assert all(len(one.sizes) == 36 for one in sglang)
-    assert [at.context_tokens for at in first.latency] == [1024, 512, 4096, 16384]
-    assert [len(at.sizes) for at in first.latency] == [len(first.lists[0].sizes), 8, 8, 8]
+    assert [at.context_tokens for at in first.latency] == [1024, 512, 2048, 4096, 16384]
+    assert [len(at.sizes) for at in first.latency] == [len(first.lists[0].sizes), 8, 6, 8, 8]
     rounds = [(cell.phase, cell.process) for cell in made.cells if cell.purpose == "main"]
     # The second process repeats what is timed and the first list.
     assert rounds == [("decode", 1)] * 5 + [("prefill", 1)] * 2 + [("decode", 2)] * 2 + [("prefill", 2)]
