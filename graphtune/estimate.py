@@ -9,9 +9,6 @@ from graphtune.model_config import ModelConfig
 from graphtune.plan import Cell
 from graphtune.units import GIB
 
-QUANTITIES = 3
-"""Times per point: device, host, step; each sampled until the noise target or ``max_seconds``."""
-
 
 @dataclass(frozen=True)
 class Pace:
@@ -21,19 +18,37 @@ class Pace:
     per_weight_gib_s: float
     per_capture_s: float
     share_of_max_seconds: float
+    operations_per_s: float
 
 
-PACES = {"cuda": Pace(6.0, 0.05, 0.07, 0.35), "cpu": Pace(8.0, 2.0, 0.05, 0.6)}
+PACES = {"cuda": Pace(6.0, 0.05, 0.07, 0.7, 5e14), "cpu": Pace(8.0, 2.0, 0.05, 1.0, 2e10)}
+
+CAPTURE_RUNS, GATE_RUNS, TIMED_RUNS = 3, 7, 4
+"""How often a prefill runs: eager warm-up and those of the capture, comparisons of the gate, samples of a step time."""
 
 
 def expected_seconds(cell: Cell, model: ModelConfig, device: str) -> float:
-    """Start, weights, captures with their gate, and the timed steps."""
+    """Start, weights, captures with their gate, the timed steps, and the products of prefills."""
     pace = PACES[device]
     captures = sum(len(one.sizes) for one in cell.lists)
     points = sum(len(at.sizes) * len(at.executions) for at in cell.latency)
-    per_point = QUANTITIES * cell.measure.max_seconds * pace.share_of_max_seconds
+    points += sum(len(at.tokens) * len(at.executions) for at in cell.prefill_latency)
     weights_gib = model.weights_bytes(DTYPE_BYTES[cell.dtype]) / GIB
-    return pace.start_s + weights_gib * pace.per_weight_gib_s + captures * pace.per_capture_s + points * per_point
+    return (
+        pace.start_s
+        + weights_gib * pace.per_weight_gib_s
+        + captures * pace.per_capture_s
+        + points * cell.measure.max_seconds * pace.share_of_max_seconds
+        + _prefill_tokens(cell) * 2 * model.parameter_count() / pace.operations_per_s
+    )
+
+
+def _prefill_tokens(cell: Cell) -> int:
+    """Tokens of all prefills that the cell runs."""
+    runs = CAPTURE_RUNS + (GATE_RUNS if cell.gate else 0)
+    captured = sum(sum(one.sizes) for one in cell.lists if one.phase == "prefill")
+    timed = sum(sum(at.tokens) * len(at.executions) for at in cell.prefill_latency)
+    return captured * runs + timed * TIMED_RUNS
 
 
 def expected_bytes(cell: Cell, model: ModelConfig, device: str) -> int:

@@ -93,8 +93,17 @@ class PrefillPlan:
             for order in dict.fromkeys(axes.order):
                 for one in self.named:
                     of = CaptureList(one.name, "prefill", backend, one.sizes, order, waste_cap=axes.waste_cap)
-                    slots = max(one.sizes[-1] // TOKENS_PER_SLOT, 1)
-                    yield replace(of, request_slots=slots) if backend == "full" else of
+                    if backend == "breakable":
+                        yield of
+                    elif (full := self._full(of)).sizes:
+                        yield full
+
+    def _full(self, of: CaptureList) -> CaptureList:
+        """The list as far as it is recorded in full, with its request slots."""
+        most = self.loaded.recipe.prefill.full_up_to or of.sizes[-1]
+        sizes = tuple(size for size in of.sizes if size <= most)
+        name = of.name if sizes == of.sizes else f"{of.name}-up-to-{most}"
+        return replace(of, name=name, sizes=sizes, request_slots=max(max(sizes, default=0) // TOKENS_PER_SLOT, 1))
 
     def _latency(self, of: CaptureList, *, both_ends: bool) -> Iterator[PrefillAt]:
         axes = self.loaded.recipe.prefill

@@ -128,7 +128,8 @@ class PrefillBatch:
 @dataclass(frozen=True)
 class PrefillAxes:
     """What is captured and timed for prefill. Sizes are new tokens of a batch. ``waste_cap``: padded tokens per real
-    one above which a prefill runs eager; null for no cap."""
+    one above which a prefill runs eager; null for no cap. ``full_up_to``: the largest size recorded in full too;
+    null for all."""
 
     __pydantic_config__ = _STRICT_KEYS
 
@@ -146,6 +147,7 @@ class PrefillAxes:
         _none_for("none"),
         WithJsonSchema({"anyOf": [{"const": "none"}, {"type": "number", "minimum": 1}]}),
     ] = 2.0
+    full_up_to: Size | None = None
     batches: Annotated[tuple[PrefillBatch, ...], Field(max_length=64)] = ()
     profile_sizes: tuple[Size, ...] = ()
 

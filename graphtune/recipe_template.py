@@ -111,6 +111,7 @@ prefill:
   lists:
     - {{engine: sglang, max: 8192}}
   backends: [eager, breakable, full]  # breakable: attention runs between graphs; full: in them, experimental
+  full_up_to: 2048            # above, launching is no part of the time and each takes long
   order: [descending]
   waste_cap: 2.0              # padded tokens per real one above which a prefill runs eager; none: no cap
   batches: {batches}

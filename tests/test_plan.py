@@ -235,6 +235,16 @@ def test_further_processes_time_breakable_buckets_alone() -> None:
     assert second.prefill_latency[0].tokens == (4, 8, 32) and not second.gate
 
 
+def test_full_recordings_end_where_the_recipe_says() -> None:
+    keys = "  backends: [breakable, full]\n  full_up_to: {}\n"
+    lists = [of for cell in plan(PREFILL + keys.format(8)).cells for of in cell.lists]
+    assert [(of.name, of.backend, of.sizes) for of in lists] == [
+        ("a", "breakable", (4, 8, 32)),
+        ("a-up-to-8", "full", (4, 8)),
+    ]
+    assert [cell.lists[0].backend for cell in plan(PREFILL + keys.format(2)).cells] == ["breakable"]
+
+
 def test_long_prefills_in_full_recordings_are_not_timed_beside_eager() -> None:
     made = plan("phases: [prefill]\nprefill: {lists: [{name: a, sizes: [512, 2048]}], backends: [eager, full]}\n")
     assert [(at.tokens, at.executions) for at in made.cells[0].prefill_latency] == [
