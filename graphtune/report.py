@@ -319,7 +319,7 @@ def _prefill_figures(
     if not on_cpu and (crossovers := prefill_figure.crossovers(models)):
         drawings.append(prefill_figure.draw_crossovers(crossovers, prefill_figure.waste_cap(cells)))
     if launched := breaks.prefill_launches(cells):
-        drawings.append(breaks.draw_prefill_launches(launched))
+        drawings.append(breaks.draw_prefill_launches(launched, breaks.head_bytes(cells)))
     if (pair := timeline.timeline_pair(cells, "prefill")) is not None:
         drawings.append(timeline.draw_timeline(pair))
     return tuple(drawings)

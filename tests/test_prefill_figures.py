@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphtune.figures.breaks import draw_prefill_launches, prefill_launches
+from graphtune.figures.breaks import draw_prefill_launches, head_bytes, prefill_launches
 from graphtune.figures.lists import joint_table, list_totals
 from graphtune.figures.phases import of_phase
 from graphtune.figures.prefill import crossovers, draw_crossovers, main_backend, prefill_curves, replays
@@ -111,6 +111,19 @@ def test_launches_of_a_breakable_step_are_told_apart() -> None:
     drawn = draw_prefill_launches(tuple(rows.values()))
     assert "takes 427 calls of the host, a breakable replay 129" in drawn.says
     assert drawn.table.rows[1][:7] == ("64", "breakable", "427", "331", "96", "33", "129")
+
+
+def test_logits_that_a_recorded_head_would_bind_are_said() -> None:
+    cells = both_phases_sweep().cells
+    head = head_bytes(cells)
+    vocabulary = cells[0].cell["model_config"]["vocab_size"]
+    assert head is not None and head.tokens == max(PREFILL_LIST)
+    assert head.nbytes == head.tokens * vocabulary * 2
+    assert (
+        f"logits of {head.tokens:,} tokens would have bound"
+        in draw_prefill_launches(prefill_launches(cells), head).says
+    )
+    assert head_bytes(small_sweep().cells) is None
 
 
 def test_both_phases_in_one_pool_stand_beside_each_alone() -> None:

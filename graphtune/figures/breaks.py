@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphtune.figures.base import MISSING, Column, Drawing, Key, Table, color, drawing, quiet_grid, us_cell
+from graphtune.kv_pool import DTYPE_BYTES
 from graphtune.results import CellResult
+from graphtune.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +63,28 @@ def prefill_launches(cells: Iterable[CellResult]) -> tuple[PrefillLaunches, ...]
     return tuple(rows)
 
 
-def draw_prefill_launches(rows: Sequence[PrefillLaunches]) -> Drawing:
+@dataclass(frozen=True)
+class HeadBytes:
+    """Device bytes of the logits that a recording of ``tokens`` tokens with the LM head inside would have bound."""
+
+    tokens: int
+    nbytes: int
+
+
+def head_bytes(cells: Iterable[CellResult]) -> HeadBytes | None:
+    """Of the largest prefill size captured: a row of the vocabulary for every token; None without prefill lists."""
+    largest = None
+    for cell in cells:
+        asked = cell.cell
+        tops = [size for of in cell.captured_lists if of.list.phase == "prefill" for size in of.list.sizes]
+        vocabulary = asked["model_config"].get("vocab_size")
+        if tops and vocabulary and (largest is None or max(tops) > largest.tokens):
+            width = DTYPE_BYTES[asked["dtype"]]
+            largest = HeadBytes(max(tops), max(tops) * -(-vocabulary // asked.get("shard", 1)) * width)
+    return largest
+
+
+def draw_prefill_launches(rows: Sequence[PrefillLaunches], head: HeadBytes | None = None) -> Drawing:
     def draw(figure: Figure, narrow: bool) -> None:
         axes = figure.subplots()
         quiet_grid(axes, "x")
@@ -100,6 +123,11 @@ def draw_prefill_launches(rows: Sequence[PrefillLaunches]) -> Drawing:
     keys = (Key("launched with a segment", "c1", "box"), Key("launched one by one", "c2", "box"))
     height = 76 + 30 * len(rows)
     says = f"Kernels of a prefill step by new tokens, and how they are launched. {_sentence(rows)}".strip()
+    if head is not None:
+        says += (
+            f" The LM head runs eagerly on each request's last token: inside a recording its logits of {head.tokens:,} "
+            f"tokens would have bound {format_bytes(head.nbytes)}."
+        )
     title = "Launches inside segments and in breaks"
     return drawing("prefill-launches", title, says, draw, table, keys, (height, height))
 
