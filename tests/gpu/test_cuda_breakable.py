@@ -58,7 +58,7 @@ def test_an_empty_segment_is_silent_and_not_launched(device: torch.device) -> No
     backend.cleanup()
 
 
-def test_an_unjoined_stream_fails_by_name(device: torch.device) -> None:
+def test_a_side_stream_is_joined_before_a_segment_ends(device: torch.device) -> None:
     side, x = torch.cuda.Stream(), torch.ones(4, 8, device=device)
 
     @eager_break
@@ -67,6 +67,27 @@ def test_an_unjoined_stream_fails_by_name(device: torch.device) -> None:
 
     def forward() -> torch.Tensor:
         side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x + 1
+        return body(x) + y
+
+    backend = CudaBreakable(output="per_size")
+    with torch.no_grad(), backend.capture_session():
+        backend.capture_one(ShapeKey(4), forward)
+    x.fill_(5.0)
+    assert torch.equal(backend.replay(ShapeKey(4)), torch.full((4, 8), 16.0, device=device))
+    backend.cleanup()
+
+
+def test_a_fork_by_events_that_is_not_joined_fails_by_name(device: torch.device) -> None:
+    side, x = torch.cuda.Stream(), torch.ones(4, 8, device=device)
+
+    @eager_break
+    def body(y: torch.Tensor) -> torch.Tensor:
+        return y * 2
+
+    def forward() -> torch.Tensor:
+        side.wait_event(torch.cuda.current_stream().record_event())
         with torch.cuda.stream(side):
             y = x + 1
         return body(x) + y

@@ -17,6 +17,7 @@ from graphtune.worker.graphs.breakable import BreakableBackend, Segmented
 from graphtune.worker.graphs.breaks import Cutter, cutting
 from graphtune.worker.graphs.contents import driver_bindings, kernel_counts
 from graphtune.worker.graphs.failure import explain, first_line
+from graphtune.worker.graphs.forks import Forks, noted
 from graphtune.worker.graphs.full import node_count
 from graphtune.worker.graphs.shape_key import ShapeKey
 
@@ -25,7 +26,8 @@ class CudaBreakable(BreakableBackend):
     """Records segments with ``torch.cuda.CUDAGraph``, into ``pools`` where another backend shares its own.
 
     Everything, bodies and eager steps included, runs on one stream that is not the default one: the caller sets it
-    before. A forward that forks to other streams must join them before a break; an unjoined stream fails the capture.
+    before. Streams that a forward forks to with ``wait_stream`` are joined before a segment ends; a fork by events that
+    it does not join itself fails the capture.
     A segment keeps the pool in use, so memory that only descriptions of tensors point to is not given back.
     """
 
@@ -60,10 +62,11 @@ class CudaBreakable(BreakableBackend):
 
     def record(self, forward: Forward, barrier: Callable[[], None] | None) -> tuple[Segmented, float]:
         torch.cuda.synchronize()
-        cutter = _CudaCutter(self._pools[-1], barrier)
+        forks = Forks(torch.cuda.current_stream())
+        cutter = _CudaCutter(self._pools[-1], barrier, forks)
         cutter.begin_segment()
         try:
-            with cutting(cutter):
+            with cutting(cutter), noted(forks):
                 output = forward()
             cutter.end_segment()
         except BaseException as error:
@@ -122,10 +125,11 @@ class _CudaSegment:
 class _CudaCutter(Cutter):
     """Begins and ends captures on one pool."""
 
-    def __init__(self, pool: Any, barrier: Callable[[], None] | None) -> None:
+    def __init__(self, pool: Any, barrier: Callable[[], None] | None, forks: Forks) -> None:
         super().__init__(barrier)
         self.segments: list[_CudaSegment] = []
         self._pool = pool
+        self._forks = forks
         self._recording: torch.cuda.CUDAGraph | None = None
 
     def begin_segment(self) -> None:
@@ -136,6 +140,7 @@ class _CudaCutter(Cutter):
 
     def end_segment(self) -> None:
         assert self._recording is not None
+        self._forks.join()
         graph, self._recording = self._recording, None
         try:
             with warnings.catch_warnings():
