@@ -130,7 +130,7 @@ def kv_budget(
     total = gpu.cuda_total_bytes
     before_load = total - fixed.context_bytes
     after_load = before_load - fixed.weights_bytes - fixed.workspace_bytes - fixed.static_buffer_bytes
-    base = {"total": total, "free_before_load": before_load, "free_after_load": max(after_load, 0)}[rule.base]
+    base = max(0, {"total": total, "free_before_load": before_load, "free_after_load": after_load}[rule.base])
     if fixed.activation_bytes_per_token:
         activation_peak_bytes = max(activation_peak_bytes or 0, fixed.activation_peak_bytes(rule))
     terms = {

@@ -21,15 +21,18 @@ def as_text(of: MemoryAdvice) -> str:
     lines += wrapped(f"Latency: none; {NO_LATENCY}. The engines' own lists stand.")
     for one in of.engines:
         low, high = (format_bytes(size) for size in one.graph_bytes_interval)
-        short = ""
+        leaves = f"{one.memory.kv_tokens:,} KV tokens"
         if not one.memory.fits:
-            short = f"; does not fit: short by {format_bytes(one.memory.short_by_bytes)}"
+            leaves = f"does not fit: short by {format_bytes(one.memory.short_by_bytes)}"
         lines.append("")
         lines += wrapped(
             f"{NAMES.get(one.engine, one.engine)} {one.version}: {size_range(one.capture_sizes)}, predicted "
-            f"{format_bytes(one.graph_bytes)} of graphs ({low} to {high}), {one.memory.kv_tokens:,} KV tokens{short}",
+            f"{format_bytes(one.graph_bytes)} of graphs ({low} to {high}), {leaves}",
             hang="  ",
         )
         lines += wrapped(memory_words(one.memory), indent="  ", hang="  ")
-        lines += flag_lines(one.flags, WIDTH)
+        if one.memory.fits:
+            lines += flag_lines(one.flags, WIDTH)
+    if not of.fits:
+        lines += ["", *wrapped("Give a larger card, more ranks (--shard N), or the smaller --weights of a checkpoint.")]
     return "\n".join(lines) + "\n"

@@ -113,6 +113,8 @@ def size_range(sizes: tuple[int, ...]) -> str:
 def _engine(answer: EngineAnswer) -> list[str]:
     lines = wrapped(f"{NAMES.get(answer.engine, answer.engine)} {answer.version}: {answer.message}", hang="  ")
     if answer.decode is None:
+        if answer.memory is not None and not answer.memory.fits:
+            lines += wrapped(memory_words(answer.memory), indent="  ", hang="  ")
         for words in prefill_words(answer):
             lines += wrapped(words, indent="  ", hang="  ")
         return [*lines, *(flag_lines(answer.flags, WIDTH) if answer.flags is not None else [])]
@@ -153,7 +155,7 @@ def alternatives(answer: EngineAnswer) -> str:
     up = answer.runner_up
     if up is not None and up.expected_step_us is not None:
         what = "no graphs" if up.is_eager else f"{size_range(up.capture_sizes)}, {_bytes(up)}"
-        words.append(f"runner-up: {what}, {_step(up)} ({_compared(up)})")
+        words.append(f"runner-up: {what}, {_step(up)} (recommended is {_compared(up)})")
     if answer.ties:
         words.append(f"{len(answer.ties)} other lists are as fast")
     return "; ".join(words)
@@ -191,22 +193,31 @@ def bucket_words(answer: EngineAnswer) -> list[str]:
         words.append(f"a step is {_earned(most)} longer without bucket {most.size}")
         if least is not most:
             words[-1] += f", {_earned(least)} without {least.size}"
-    if kept := [str(bucket.size) for bucket in answer.decode.buckets if bucket.never_pays]:
+    kept = [bucket.size for bucket in answer.decode.buckets if bucket.never_pays]
+    # Without another size than the top its steps take the next one, unless the engine replays exact sizes only.
+    covering = [size for size in kept if size == answer.decode.capture_sizes[-1] or answer.dispatch.decode == "exact"]
+    if covering:
         words.append(
             f"kept to cover steps for which graphtune's own eager path is as fast, as a server's is not: "
-            f"{', '.join(kept)}"
+            f"{_numbers(covering)}"
         )
+    if idle := [size for size in kept if size not in covering]:
+        words.append(f"buckets of this list that do not pay back their capture in 30 days of serving: {_numbers(idle)}")
     buckets = answer.default.buckets if answer.default is not None else ()
-    if never := [str(bucket.size) for bucket in buckets if bucket.never_pays]:
+    if never := [bucket.size for bucket in buckets if bucket.never_pays]:
         words.append(
             f"buckets of the engine's default that do not pay back their capture in 30 days of serving: "
-            f"{', '.join(never)}"
+            f"{_numbers(never)}"
         )
     for name, of in (("", answer.decode), (" of the engine's default", answer.default)):
         if of is not None and of.capture_sizes and of.cliff is not None and of.cliff.share >= WORTH_A_WORD:
             cost = "" if of.cliff.cost_us is None else f", which costs {format_us(of.cliff.cost_us)} a step"
             words.append(f"above the top{name}: {of.cliff.share:.1%} of steps{cost}")
     return words
+
+
+def _numbers(sizes: Iterable[int]) -> str:
+    return ", ".join(str(size) for size in sizes)
 
 
 def _earned(of: BucketWorth) -> str:
@@ -287,18 +298,25 @@ def decode_rows(answer: EngineAnswer) -> tuple[tuple[str, Callable[[ListAnswer],
 
 
 def memory_words(of: KvBudget) -> str:
-    """The terms of a budget, and how it compares with the engine's own."""
-    terms = [
-        ("context", of.context_bytes),
-        ("weights", of.weights_bytes),
-        ("workspace", of.workspace_bytes),
-        ("buffers", of.static_buffer_bytes),
-        ("activations", of.activation_peak_bytes),
-        ("graphs", of.graph_bytes),
-        ("engine's reserve", of.reserve_bytes),
-        ("KV", of.kv_bytes),
-    ]
-    listed = " + ".join(f"{name} {format_bytes(size)}" for name, size in terms if size is not None)
+    """The terms of a budget, and how it compares with the engine's own. What does not fit is told by what it needs."""
+    terms = {
+        "context": of.context_bytes,
+        "weights": of.weights_bytes,
+        "workspace": of.workspace_bytes,
+        "buffers": of.static_buffer_bytes,
+        "activations": of.activation_peak_bytes,
+        "graphs": of.graph_bytes,
+        "engine's reserve": of.reserve_bytes,
+    }
+    needed = of.cuda_total_bytes + of.short_by_bytes
+    kv_bytes = of.kv_bytes if of.fits else needed - sum(size or 0 for size in terms.values())
+    sizes = {**terms, "KV": kv_bytes}
+    listed = " + ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size is not None)
+    if not of.fits:
+        tokens = f"{of.needed_kv_tokens:,} tokens"
+        return (
+            f"{format_bytes(needed)} needed, KV for {tokens} included, of {format_bytes(of.cuda_total_bytes)}: {listed}"
+        )
     words = [f"{format_bytes(of.cuda_total_bytes)} = {listed}", f"{of.max_running_requests:,} requests fit"]
     if gained := of.kv_tokens_gained:
         own = f"with its own guess at graphs the engine would have {of.own_kv_tokens:,} KV tokens"

@@ -149,6 +149,13 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
     assert asked.short_by_bytes == 10**6 * of.bytes_per_kv_token - asked.kv_bytes
 
 
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_a_card_smaller_than_the_context_leaves_no_negative_bytes(engine: str) -> None:
+    of = budget(engine, nominal="1GiB")
+    assert not of.fits and of.kv_bytes == 0
+    assert min(of.fraction_base_bytes, of.reserve_bytes, of.own_reserve_bytes) >= 0
+
+
 def test_the_largest_prefill_or_the_sampled_step_is_the_activation_peak() -> None:
     shapes = {"activation_bytes_per_token": 102_400, "logits_bytes_per_row": 1_282_560}
     fixed = replace(FIXED, **shapes)

@@ -66,7 +66,9 @@ def test_a_latent_cache_and_ranks(tmp_path: Path) -> None:
     assert advice.bytes_per_kv_token == 576 * 61 * 2 and advice.fits
     assert advice.weights_bytes == pytest.approx(673.3e9 / 8, rel=0.01)
     whole = memory_advice(folder, SPARSE, gpu_mem="141", engines=("sglang",))
-    assert not whole.fits and "does not fit: short by" in " ".join(as_text(whole).split())
+    text = " ".join(as_text(whole).split())
+    assert not whole.fits and "does not fit: short by" in text and "(--shard N)" in text
+    assert "GiB needed, KV for 1,024 tokens included, of 139" in text and "--mem-fraction-static" not in text
 
 
 def test_without_a_card_there_is_no_budget(tmp_path: Path) -> None:

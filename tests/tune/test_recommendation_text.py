@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import DeviceFacts, Flags, GraphPlan, Serving
+from graphtune.tune import bucket_worth
 from graphtune.tune.recommend import Question, recommend
-from graphtune.tune.recommendation_text import as_text, flag_lines, warnings_text
+from graphtune.tune.recommendation_text import as_text, bucket_words, flag_lines, warnings_text
 from tests.synthetic import MIB, cpu_sweep, h200_sweep
 
 RICH = h200_sweep()
@@ -50,6 +52,25 @@ def test_every_engine_shows_its_list_beside_its_default_and_no_graphs() -> None:
     assert len(heads) == 3 and all("recommended" in line and "no graphs" in line for line in heads)
     assert "no graphs: graphtune's own eager path, a lower bound of a server's" in text
     assert "engine's reserve" in text and "--mem-fraction-static" in text
+
+
+def test_what_does_not_fit_says_what_it_needs() -> None:
+    text = " ".join(as_text(recommend(RICH, Question(gpu_mem="16", engines=("sglang",)))).split())
+    assert "needed, KV for 1,024 tokens included, of 15.41 GiB: context" in text
+
+
+def test_only_the_top_is_kept_for_coverage() -> None:
+    for answer in recommend(RICH, Question(gpu_mem="80")).engines:
+        decode = answer.decode
+        assert decode is not None and decode.buckets
+        idle = {"pays_back_s": bucket_worth.NEVER}
+        buckets = tuple(replace(one, pays_back_s=None, absent=idle) for one in decode.buckets)
+        words = " ".join(bucket_words(replace(answer, decode=replace(decode, buckets=buckets))))
+        kept = words.split("as a server's is not: ")[1].split()[0]
+        assert kept == str(decode.capture_sizes[-1])
+        assert (
+            f"of this list that do not pay back their capture in 30 days of serving: {decode.capture_sizes[0]}" in words
+        )
 
 
 def test_interpolated_and_bounded_figures_are_marked() -> None:
