@@ -150,3 +150,19 @@ def test_limits_reach_the_question(reports: Path) -> None:
     assert all(len(one["decode"]["capture_sizes"]) <= 2 for one in data["engines"].values())
     _, out, _ = run("--eager-overhead-ms", "8", "--json")
     assert json.loads(out)["eager_overhead_us"] == 8000.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--load", "4"),
+        ("--prefill-tokens-per-s", "9000"),
+        ("--chunk-size", "512"),
+        ("--eager-overhead-ms", "inf"),
+        ("--slo-itl-ms", "nan"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_count_are_refused_by_name(reports: Path, options: tuple[str, str]) -> None:
+    done = CliRunner().invoke(app, ["recommend", *options])
+    assert done.exit_code == 2 and f"{options[0]}: " in done.output and "Traceback" not in done.output

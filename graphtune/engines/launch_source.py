@@ -31,7 +31,7 @@ def launch_of(args: Sequence[str], engine: str | None, config: str | None) -> tu
         if leading:
             raise InputError(
                 f"{leading[0]!r} is neither a flag nor a launch command",
-                where="lint",
+                where="launch command",
                 action='Write flags, or the whole command in quotes: "vllm serve MODEL --max-num-seqs 8".',
             )
         launch = Launch(options=options)

@@ -85,7 +85,8 @@ class Note:
 @dataclass(frozen=True)
 class Resolution:
     """Everything lint looks at. ``assumptions`` are facts that the launch did not tell. ``parsed`` is False when the
-    engine's parser already stops, so that the rest describes a launch that never happens."""
+    engine's parser already stops, so that the rest describes a launch that never happens. ``ranks`` are those of tensor
+    parallelism."""
 
     phases: tuple[PhaseRun, ...] = ()
     modes: tuple[ModeRun, ...] = ()
@@ -94,3 +95,4 @@ class Resolution:
     assumptions: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     parsed: bool = True
+    ranks: int = 1

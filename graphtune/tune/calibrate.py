@@ -56,7 +56,8 @@ class StepReading(NamedTuple):
 @dataclass(frozen=True)
 class Calibration:
     """How one server differs from the sweep. ``eager_overhead_us`` is null where no step ran off graph;
-    ``graph_ratio`` is the server's step on a graph over graphtune's, null where no such step can be read."""
+    ``graph_ratio`` is the server's step on a graph over graphtune's, null where no such step can be read;
+    ``weights_bytes`` those of one rank, null where the log does not say."""
 
     engine: str
     source: str
@@ -66,6 +67,7 @@ class Calibration:
     eager_overhead_us: float | None
     graph_ratio: float | None
     sentence: str
+    weights_bytes: int | None = None
 
     def cost(self, of: GraphCost) -> GraphCost:
         """What capturing costs on this server."""
@@ -112,7 +114,8 @@ def calibrate(log: str, engine: str | None, memory: MemoryModel, latency: Latenc
     ratio = _graph_ratio(steps, latency)
     words = [*_bytes_words(known, bytes_line), *_seconds_words(known, seconds_line), *_step_words(overhead, ratio)]
     sentence = "; ".join(words) or "the log states neither bytes nor seconds of its captures"
-    return Calibration(name, log, len(known), bytes_line, seconds_line, overhead, ratio, sentence)
+    weights = next((boot.memory["weights"] for boot in reversed(summary.boots) if "weights" in boot.memory), None)
+    return Calibration(name, log, len(known), bytes_line, seconds_line, overhead, ratio, sentence, weights)
 
 
 def step_readings(stream: IO[bytes]) -> Iterable[StepReading]:

@@ -29,7 +29,8 @@ WHERE = "--current"
 class Current:
     """``sizes`` are in requests, ascending; empty where decode runs without graphs. ``launch`` is null for a log.
 
-    ``max_running_requests`` and ``mem_fraction`` are null where they are not stated.
+    ``max_running_requests``, ``mem_fraction``, ``ranks`` (of tensor parallelism) and ``weights_bytes`` (of one rank)
+    are null where they are not stated.
     """
 
     engine: str
@@ -39,6 +40,8 @@ class Current:
     launch: Launch | None
     max_running_requests: int | None = None
     mem_fraction: float | None = None
+    ranks: int | None = None
+    weights_bytes: int | None = None
 
 
 def served_as(current: Current, engine: Engine, serving: Serving) -> Serving:
@@ -83,6 +86,7 @@ def _from_launch(engine: Engine, launch: Launch, device: DeviceFacts) -> Current
         launch=launch,
         max_running_requests=run.reach.most if run.reach.stated else None,
         mem_fraction=_fraction(engine, launch, device),
+        ranks=resolution.ranks,
     )
 
 
@@ -108,6 +112,8 @@ def _from_log(name: str, engine: str | None) -> Current:
         launch=None,
         max_running_requests=limit if isinstance(limit, int) and limit > 0 else None,
         mem_fraction=fraction if isinstance(fraction, float) and 0 < fraction <= 1 else None,
+        ranks=ranks if isinstance(ranks := boot.settings.get("tp_size"), int) else None,
+        weights_bytes=boot.memory.get("weights"),
     )
 
 

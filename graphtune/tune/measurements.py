@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphtune.engines.base import DeviceFacts, Padding, Serving
+from graphtune.errors import InputError
 from graphtune.model_config import ModelConfig
 from graphtune.results import CellResult, Environment, ModelFacts
 from graphtune.stats import Disturbances, Noise
@@ -17,7 +18,7 @@ from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.memory_model import ListKey, MemoryModel, context_bytes
 from graphtune.tune.model_bytes import Deployment, model_bytes
 from graphtune.tune.prefill_model import PrefillModel
-from graphtune.units import GpuMemory, parse_gpu_memory, swept_gpu_memory
+from graphtune.units import GpuMemory, format_bytes, parse_gpu_memory, swept_gpu_memory
 
 
 class Traffic(NamedTuple):
@@ -53,6 +54,24 @@ class Measurements:
     prefill: Mapping[str, PrefillModel] = field(default_factory=dict)
     prefill_memory: Mapping[str, MemoryModel] = field(default_factory=dict)
     candidates: dict[Traffic, tuple[Candidate, ...]] = field(init=False, default_factory=dict, compare=False)
+
+
+# Weights of one model on two engines differ by padding and fused copies; two models, shards or types by far more.
+SAME_WEIGHTS = 1.2
+
+
+def refuse_other_weights(weights_bytes: int | None, of: Measurements, where: str) -> None:
+    """Raise InputError when a server's weights of one rank are those of another deployment than is answered for."""
+    if weights_bytes is None or of.fixed is None:
+        return
+    ours = of.fixed.weights_bytes
+    if max(weights_bytes, ours) > SAME_WEIGHTS * min(weights_bytes, ours):
+        raise InputError(
+            f"its weights take {format_bytes(weights_bytes)} a rank and those answered for {format_bytes(ours)}: it "
+            "serves another model, or this one otherwise",
+            where=where,
+            action="Give a log of this model, or say with --shard and --weights how its server differs.",
+        )
 
 
 def environment_of(cells: Sequence[CellResult]) -> Environment | None:

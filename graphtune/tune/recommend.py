@@ -26,6 +26,7 @@ from graphtune.tune.measurements import (
     fixed_bytes_of,
     gpu_of,
     model_facts_of,
+    refuse_other_weights,
 )
 from graphtune.tune.memory_model import memory_model
 from graphtune.tune.model_bytes import Deployment
@@ -152,6 +153,7 @@ def _calibrated(
         return None, of
     named = question.engines[0] if len(question.engines) == 1 else None
     found = calibrate(question.calibrate, named, of.memory, of.model)
+    refuse_other_weights(found.weights_bytes, of, f"--calibrate {question.calibrate}")
     model = of.model
     if found.eager_overhead_us is not None and question.eager_overhead_us == 0:
         model = latency_model(cells, eager_overhead_us=found.eager_overhead_us)
@@ -203,18 +205,25 @@ def _traffic(question: Question, of: Measurements, cells: Sequence[CellResult]) 
             dp=question.dp,
             role=question.role,
         )
-    if question.load is not None:
+    of_a_trace = {
+        "--load": question.load,
+        "--prefill-tokens-per-s": question.prefill_tokens_per_s,
+        "--chunk-size": question.chunk_size,
+    }
+    if given := [option for option, value in of_a_trace.items() if value is not None]:
         raise InputError(
-            "only a request trace arrives at a load; this traffic is a histogram of steps",
-            where="--load",
+            "says how a request trace meets a server; this traffic is a histogram of steps",
+            where=given[0],
             action="Leave it out, or name a trace with --workload.",
         )
     if question.max_running_requests is not None and asked.decode:
         asked = asked.up_to(question.max_running_requests)
         if not asked.decode:
             raise InputError(
-                f"no step of the workload has {question.max_running_requests} requests or fewer",
+                f"no step of the workload has {question.max_running_requests} requests or fewer, the limit that is "
+                f"{'given' if question.current is None else 'given, or stated by --current'}",
                 where="--max-running",
+                action="Give traffic of that server, or a higher limit with --max-running.",
             )
     return deployed(in_steps(asked, of.model, None), question.dp, question.role)
 
@@ -231,6 +240,14 @@ def _as_current(question: Question, current: Current, of: Measurements) -> tuple
     """The question of the engine that runs now, with the limits that its launch states."""
     if question.engines not in ((), (current.engine,)):
         raise InputError(f"it starts {current.engine}, not {question.engines[0]}", where="--current")
+    if question.deployment.shard is None and current.ranks not in (None, of.serving.tp):
+        raise InputError(
+            f"it splits the model over {current.ranks} rank{'s' * (current.ranks != 1)} and the figures would be those "
+            f"of {of.serving.tp}",
+            where="--current",
+            action=f"Add --shard {current.ranks}.",
+        )
+    refuse_other_weights(current.weights_bytes, of, "--current")
     serving = served_as(current, ENGINES[current.engine], of.serving)
     asked = replace(question, engines=(current.engine,), max_running_requests=serving.max_running_requests)
     return asked, replace(of, serving=serving)
@@ -251,9 +268,9 @@ def _check(question: Question) -> None:
         if value is not None and value < 1:
             raise InputError(f"{value} is below 1", where=flag)
     if question.slo_inter_token_us is not None and not question.slo_inter_token_us > 0:
-        raise InputError("a gap of no time cannot be kept", where="--slo-itl-ms")
-    if question.eager_overhead_us < 0:
-        raise InputError("an overhead below 0 makes no sense", where="--eager-overhead-ms")
+        raise InputError("must be more than 0 ms", where="--slo-itl-ms")
+    if not 0 <= question.eager_overhead_us < float("inf"):
+        raise InputError("must be a number of at least 0", where="--eager-overhead-ms")
 
 
 def _assumed(question: Question, workload: Workload) -> tuple[str, ...]:

@@ -16,9 +16,11 @@ from graphtune.engines.base import DeviceFacts
 from graphtune.engines.launch import parse_command
 from graphtune.errors import InputError
 from graphtune.tune.current_launch import read_current
+from graphtune.tune.model_bytes import Deployment
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation import CurrentAnswer
 from graphtune.tune.recommendation_text import as_text
+from graphtune.units import GIB
 from tests.synthetic import h200_sweep, write_sweep
 from tests.tune.answers import checked
 
@@ -112,7 +114,7 @@ def test_a_log_says_what_was_captured(tmp_path: Path) -> None:
     [
         ("vllm serve m", ("sglang",), "launch command"),
         ("python serve.py --port 1", (), "launch command"),
-        ("vllm", (), "lint"),
+        ("vllm", (), "launch command"),
         ("vllm serve m --cudagraph-capture-sizes many", (), "--current"),
         ("sglang serve --speculative-algorithm EAGLE --speculative-num-draft-tokens 4", (), "--current"),
         ("vllm serve 'm", (), "launch command"),
@@ -131,3 +133,31 @@ def test_the_command_prints_what_to_paste(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "current" in done.stdout and "change it" in done.stdout and "\nvllm serve m \\\n" in done.stdout
+
+
+def test_a_launch_over_other_ranks_needs_the_shard() -> None:
+    with pytest.raises(InputError, match="over 2 ranks and the figures would be those of 1") as refused:
+        asked("vllm serve m -tp 2")
+    assert refused.value.where == "--current" and refused.value.action == "Add --shard 2."
+    assert recommend(RICH, Question(gpu_mem="141", current="vllm serve m -tp 1")).engines
+
+
+def test_a_limit_below_all_of_the_traffic_names_where_it_is_from() -> None:
+    with pytest.raises(InputError, match=r"16 requests or fewer.*--current"):
+        recommend(RICH, Question(gpu_mem="141", workload="steady 32", current="vllm serve m --max-num-seqs 16"))
+
+
+def test_a_log_of_another_model_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "server.log"
+    stamp = "[2026-07-01 10:00:00 TP0]"
+    file.write_text(
+        f"{stamp} Load weight end. elapsed=0.13 s, type=LlamaForCausalLM, avail mem=124.11 GB, mem usage=1.20 GB.\n"
+        f"{stamp} Capture cuda graph begin. This can take up to several minutes. avail mem=40.00 GB\n"
+        f"{stamp} Capture cuda graph bs [1, 2, 4, 8]\n"
+        f"{stamp} Capture cuda graph end. Time elapsed: 1.00 s. mem usage=0.50 GB. avail mem=30.00 GB.\n"
+    )
+    for option in ({"current": str(file)}, {"calibrate": str(file)}):
+        with pytest.raises(InputError, match=r"its weights take 1\.20 GiB a rank .*another model"):
+            recommend(RICH, Question(gpu_mem="141", **option))
+    lighter = Deployment(weights_bytes=round(1.2 * GIB))
+    assert recommend(RICH, Question(gpu_mem="141", current=str(file), deployment=lighter)).engines

@@ -38,6 +38,7 @@ def resolve(settings: Settings, reading: Reading, device: DeviceFacts) -> Resolu
         assumptions=assumptions(settings, device),
         unread=tuple(reading.unread),
         parsed=parsed,
+        ranks=settings.serving.tp,
     )
 
 

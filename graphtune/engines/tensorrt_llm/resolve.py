@@ -35,6 +35,7 @@ def resolve(settings: Settings, reading: Reading, *, older: bool) -> Resolution:
         assumptions=assumptions(settings),
         unread=tuple(reading.unread),
         parsed=parsed,
+        ranks=settings.serving.tp,
     )
 
 

@@ -47,6 +47,7 @@ def resolve(settings: Settings, reading: Reading, device: DeviceFacts) -> Resolu
         assumptions=assumptions(settings, device, of),
         unread=tuple(reading.unread),
         parsed=parsed,
+        ranks=settings.serving.tp,
     )
 
 
