@@ -66,6 +66,7 @@ def simulate(
     import json
 
     from graphtune.errors import InputError
+    from graphtune.terminal import wrapped
     from graphtune.tune.simulated_server import ServerQuestion, simulated_server
     from graphtune.tune.sweep_choice import choose_sweep
     from graphtune.tune.workloads.trace import read_trace
@@ -94,8 +95,9 @@ def simulate(
         typer.echo(json.dumps({**found.as_dict(), "list": server.listed, "sweep": sweep_facts}, indent=1))
     else:
         typer.echo(f"{sweep.model_name} on {sweep.device_name}, {sweep.path}")
-        for line in lines_of(found, server.listed):
-            typer.echo(line)
+        for text in lines_of(found, server.listed):
+            for line in wrapped(text, following="  ", break_words=False):
+                typer.echo(line)
     if found.overload is not None:
         raise typer.Exit(1)
 

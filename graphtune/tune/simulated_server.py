@@ -72,7 +72,7 @@ class SimulatedServer:
 
 def simulated_server(sweep: Sweep, question: ServerQuestion) -> SimulatedServer:
     """Raises InputError for what is missing or makes no sense, and Finding for a sweep without decode points."""
-    stored = _recommended(question) if question.recommendation is not None else None
+    stored = _recommended(question, sweep.model_name) if question.recommendation is not None else None
     kv_tokens = question.kv_tokens or (stored[1] if stored else None)
     if kv_tokens is None:
         raise InputError(
@@ -142,10 +142,16 @@ def _page_size(sweep: Sweep) -> int:
     return next((int(cell.cell.get("page_size", 1)) for cell in sweep.cells if cell.model is not None), 1)
 
 
-def _recommended(question: ServerQuestion) -> tuple[tuple[int, ...], int | None]:
-    """Capture sizes and KV tokens of the engine's answer in a stored recommendation."""
+def _recommended(question: ServerQuestion, model: str) -> tuple[tuple[int, ...], int | None]:
+    """Capture sizes and KV tokens of the engine's answer in a stored recommendation for the swept ``model``."""
     assert question.recommendation is not None
     where, values = str(question.recommendation), _read(question.recommendation)
+    if (served := _at(_at(values, "sweep"), "model")) not in (None, model):
+        raise InputError(
+            f"was written for {served}, and this sweep is of {model}",
+            where=where,
+            action="Name the folder of a sweep of that model, or write a recommendation for this one.",
+        )
     name = engine_named(question.engine).name
     answer: Any = _at(_at(values, "engines"), name)
     sizes, kv_tokens = _at(_at(answer, "decode"), "capture_sizes"), _at(_at(answer, "memory"), "kv_tokens")

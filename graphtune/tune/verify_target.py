@@ -49,7 +49,8 @@ def read_recommendation(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(file), action=action) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"cannot be read: {reason}", where=str(file), action=action) from error
     except ValueError as error:
         raise InputError(f"is not JSON: {error}", where=str(file), action=action) from error
     if not isinstance(data, dict) or not isinstance(data.get("engines"), dict) or data.get("schema") != 1:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from graphtune.terminal import wrapped
 from graphtune.tune.recommendation_text import NAMES, size_range
 from graphtune.tune.verify import Check, Verification
 from graphtune.tune.verify_log import LogVerification
@@ -33,8 +34,8 @@ def _rows(checks: Sequence[Check], measured: str) -> list[str]:
     rows = [f"  {'':28}{'predicted':>14}{'allowed':>24}{measured:>14}"]
     for check in checks:
         figures = f"{_figure(check, check.predicted):>14}{_allowed(check):>24}{_figure(check, check.measured):>14}"
-        reason = f" ({check.reason})" if check.reason else ""
-        rows.append(f"  {check.name:28}{figures}  {check.verdict}{reason}")
+        rows.append(f"  {check.name:28}{figures}  {check.verdict}")
+        rows += wrapped(check.reason, "      ") if check.reason else []
     outside = [check.name for check in checks if check.verdict == "outside"]
     return [*rows, f"Not as stated: {', '.join(outside)}." if outside else "Everything is as stated."]
 

@@ -35,6 +35,7 @@ def test_a_trace_is_simulated_in_words_and_numbers(folder: Path, trace: Path) ->
     words = run(folder, trace, *STATED)
     assert words.exit_code == 0, words.output
     assert "default of sglang" in words.stdout and "200 of 200 finished" in words.stdout
+    assert all(len(line) <= 80 or " " not in line.strip() for line in words.stdout.splitlines()[1:])
     assert "as stated with --prefill-tokens-per-s, not measured" in words.stdout
     values = json.loads(run(folder, trace, *STATED, "--sizes", "1,2,4,8,16", "--json").stdout)
     assert values["sizes"] == [1, 2, 4, 8, 16] and values["list"] == "as given"
@@ -57,6 +58,9 @@ def test_its_steps_are_a_workload_for_recommend(folder: Path, trace: Path, tmp_p
     values = json.loads(again.stdout)
     decode = json.loads(answer.stdout)["engines"]["sglang"]["decode"]
     assert values["sizes"] == decode["capture_sizes"] and values["kv_tokens"] == decode["kv_tokens"]
+    stored.write_text(answer.stdout.replace('"model": "synthetic-8b"', '"model": "another-9b"'))
+    other = run(folder, trace, "--prefill-tokens-per-s", "20000", "--recommendation", str(stored))
+    assert other.exit_code == 2 and "was written for another-9b, and this sweep is of synthetic-8b" in other.stderr
 
 
 def test_overload_is_a_finding(folder: Path, trace: Path) -> None:

@@ -16,6 +16,7 @@ from graphtune.tune.log_summary import summarise_file
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation_json import as_json
 from graphtune.tune.verify_log import LogVerification, verify_log
+from graphtune.tune.verify_text import log_text
 from tests.tune.answers import SPARSE
 
 DATA: dict[str, Any] = json.loads(json.dumps(as_json(recommend(SPARSE, Question(gpu_mem="80", engines=("sglang",))))))
@@ -97,3 +98,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 1 and json.loads(done.stdout)["passed"] is False
     done = CliRunner().invoke(app, ["verify", str(file), "--log", str(tmp_path / "none.log")])
     assert done.exit_code == 2 and "Traceback" not in done.output
+
+
+def test_reasons_stand_below_the_row_they_are_of(tmp_path: Path) -> None:
+    text = log_text(verified(log(tmp_path, sizes=SIZES[:1])))
+    row = next(number for number, line in enumerate(text.splitlines()) if "captured sizes" in line)
+    assert text.splitlines()[row].endswith("outside")
+    assert text.splitlines()[row + 1].startswith("      missing ")
