@@ -233,13 +233,19 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
             "were left out.",
             "Ask with --max-running, --context-len or --workload of your own traffic.",
         )
+    if shorter := [f"{a.shorter_share:.0%} in {a.engine}" for a in answered if a.shorter_share > 0]:
+        yield Caution(
+            "shorter_context_stands_in",
+            "Large steps hold longer contexts than were measured at their size, and the longest measured there stands "
+            f"in: {', '.join(shorter)}. They take longer than is shown, under every list.",
+            "Add longer contexts at large sizes to the recipe and sweep again; it resumes.",
+        )
     if beyond := [f"{1 - a.steps_share:.0%} in {a.engine}" for a in answered if a.steps_share < 1.0]:
         yield Caution(
             "beyond_measured",
-            "Steps with more requests than were measured, at all or at their context, are left out of every figure, "
-            f"graph coverage too: "
+            "Steps with more requests than were measured are left out of every figure, graph coverage too: "
             f"{', '.join(beyond)}.",
-            "Add larger sizes, and longer contexts at them, to the recipe and sweep again; it resumes.",
+            "Add larger sizes to the recipe and sweep again; it resumes.",
         )
     yield from _about_limit(limits, answered)
     yield from _about_thin_traffic(of, limits, answered)

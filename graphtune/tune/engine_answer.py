@@ -74,7 +74,8 @@ def _answer(
     if most is not None and not most.fits:
         return nothing_fits(engine, too_little(most, limits), most), ()
     possible = [step for step in asked if most is None or step.kv_tokens <= most.kv_tokens]
-    steps = [step for step in possible if _has_figure(of.model, step)]
+    placed = [(step, _placed(of.model, step)) for step in possible]
+    steps = [at for _, at in placed if at is not None]
     if not steps:
         sizes = of.model.sizes("graph", of.model.main_context)
         message = f"the traffic has no step within the measured sizes, {sizes[0]} to {sizes[-1]} requests"
@@ -93,7 +94,9 @@ def _answer(
         return nothing_fits(engine, gaps_too_long(limits, within, judge) if within else missed, most), ()
     listed = Lister(engine, of, beside.budgets, choice.chosen, evaluator)
     budget = beside.budgets(choice.chosen)
-    share = sum(step.weight for step in steps) / sum(step.weight for step in possible)
+    asked_weight = sum(step.weight for step in possible)
+    share = sum(step.weight for step in steps) / asked_weight
+    moved = sum(step.weight for step, at in placed if at is not None and at is not step) / asked_weight
     absent = dict(beside.absent) if budget is not None else {**beside.absent, "memory": of.why_no_budget}
     if choice.runner_up is None:
         absent["runner_up"] = "no other candidate is within the limits"
@@ -114,6 +117,7 @@ def _answer(
         memory=budget,
         flags=_flags(engine, choice.chosen, beside.prefill, budget, of),
         steps_share=share,
+        shorter_share=moved,
         largest_step=max(step.requests for step in steps),
         most_coverage=max(candidate.evaluation.coverage for candidate in within),
         kv_holds=max(step.requests for step in possible) if len(possible) < len(asked) else None,
@@ -149,10 +153,19 @@ def _candidates(
     return of.candidates[traffic]
 
 
-def _has_figure(model: LatencyModel, step: Step) -> bool:
-    """True when the step lies within the measured sizes, on a graph or eager."""
+def _placed(model: LatencyModel, step: Step) -> Step | None:
+    """The step at a context that its size was measured at, on a graph or eager: its own, or the longest one below it.
+    None for a size that was measured at neither."""
     context = model.nearest_context(step.context_tokens)
-    return step.requests <= model.largest("graph", context) or model.eager(step.requests, context) is not None
+    if _has_figure(model, step.requests, context):
+        return step
+    shorter = (one for one in reversed(model.contexts()) if one < context)
+    at = next((one for one in shorter if _has_figure(model, step.requests, one)), None)
+    return None if at is None else replace(step, context_tokens=at)
+
+
+def _has_figure(model: LatencyModel, requests: int, context: float) -> bool:
+    return requests <= model.largest("graph", context) or model.eager(requests, context) is not None
 
 
 def _largest_size(engine: Engine, serving: Serving) -> int | None:

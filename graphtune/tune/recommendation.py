@@ -157,7 +157,8 @@ class EngineAnswer:
     """The answer for one engine. ``message`` says in one sentence what was found.
 
     ``steps_share`` is the share of the asked traffic that the figures cover: steps that KV cannot hold or that lie
-    beyond the measured sizes are left out. ``most_coverage`` is the highest graph coverage of a list within the limits.
+    beyond the measured sizes are left out. ``shorter_share`` is the share whose size was measured at shorter contexts
+    only, the longest of which stands in. ``most_coverage`` is the highest graph coverage of a list within the limits.
     ``workload`` is what was asked of this engine; ``kv_holds`` the largest of its steps that KV holds, where it holds
     not all of them. For a trace: ``load`` is how many times as dense as recorded it arrives, ``overload`` how the
     server falls behind under it, ``settled`` whether the batches are those that the recommended list makes.
@@ -178,6 +179,7 @@ class EngineAnswer:
     steps_share: float
     largest_step: int | None
     most_coverage: float | None = None
+    shorter_share: float = 0.0
     workload: Workload | None = None
     load: float | None = None
     overload: str | None = None

@@ -236,6 +236,19 @@ def test_steps_beyond_the_measured_sizes_make_the_answer_partial() -> None:
     assert "beyond_measured" in codes(data)
 
 
+def test_large_steps_at_contexts_that_were_not_measured_count_at_the_longest_that_was() -> None:
+    """300 requests were timed at 1,024 tokens alone: a list for such traffic must still reach them."""
+    traffic = Workload(
+        (DecodeShare(16, 0.8, 2000.0), DecodeShare(300, 0.2, 2000.0)), (), 300, None, "made up", "per_step"
+    )
+    data = checked(recommend(RICH, Question(gpu_mem="141", workload=traffic, engines=("vllm",), eager_overhead_us=9e3)))
+    one = data["engines"]["vllm"]
+    assert one["steps_share"] == 1.0 and one["status"] == "ok"
+    assert one["decode"]["capture_sizes"][-1] >= 300 and one["decode"]["coverage"] == 1.0
+    said = next(w["message"] for w in data["warnings"] if w["code"] == "shorter_context_stands_in")
+    assert "20% in vllm" in said
+
+
 def test_traffic_wholly_beyond_the_measured_sizes_has_no_answer() -> None:
     answer = recommend(small_sweep((1, 2, 4, 8)), Question(workload="steady 16"))
     assert answer.status == "partial" and answer.engine("sglang").decode is None
