@@ -23,7 +23,7 @@ def sentence(choice: Choice, eager: Candidate | None, of: Measurements) -> str:
         text += f", {eager.step_us / chosen.step_us:.2f} times as fast as {_eager_words(eager, of)}"
     if choice.within_noise and eager is not None:
         noise = ratio(chosen, eager).tolerance
-        text += f"; no list gains more than the noise, {noise:.1%}, but every process shows a gain"
+        text += f"; no list gains more than the noise, {noise:.1%}, but a server's eager step is longer than this"
     return text
 
 

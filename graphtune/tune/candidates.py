@@ -196,7 +196,7 @@ class Choice:
     ``runner_up`` is the fastest of the other lists, a tie or not, that gives something for what it costs: a shorter
     expected step or fewer bytes than the chosen one; without such a list, eager. Where nothing is captured, it is the
     one that pays first as eager steps get longer (``break_even_us``). ``within_noise``: no list gains more over eager
-    than the processes disagree about it, and the chosen one is captured because every process shows a gain.
+    than can be told, and the chosen one is captured because eager figures are a lower bound.
     """
 
     chosen: Candidate
@@ -208,12 +208,13 @@ class Choice:
 def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool = True) -> Choice | None:
     """The list to capture, or ``eager`` when no list is faster than it (``stats.Ratio.faster``). None without lists.
 
-    Where none is, but some gain in every process (``stats.Ratio.leans``), one of these is chosen: eager figures are a
-    lower bound, so processes that agree on the sign and not on the size are no reason to serve without graphs. Of the
+    Where none is, but some have a shorter expected step, one of these is chosen: eager figures are a lower bound, so a
+    gain that cannot be told from noise is no reason to serve without graphs. Of the
     lists that are faster than eager, those that the one with the least expected step is not faster than tie. Of them
     the highest coverage wins (``covering_most``), then the ``cheapest``.
     Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
-    to a server's slower eager path. ``cover`` False leaves it out.
+    to a server's slower eager path. ``cover`` False is for phases in which a server's eager step may be as short:
+    coverage is left out, and a gain within noise has to be one in every process (``stats.Ratio.leans``).
     """
     by_step = sorted(lists, key=lambda c: (c.step_us, c.graph_bytes, len(c.sizes), c.sizes))
     if not by_step:
@@ -221,7 +222,8 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool =
     paying = [c for c in by_step if eager is None or ratio(c, eager).faster]
     within_noise = not paying
     if within_noise:
-        paying = [c for c in by_step if eager is not None and ratio(c, eager).leans]
+        against = [(c, ratio(c, eager)) for c in by_step] if eager is not None else []
+        paying = [c for c, gain in against if (gain.combined < 1 if cover else gain.leans)]
     if not paying:
         assert eager is not None
         waits = ((break_even_us(c, eager), c) for c in by_step)

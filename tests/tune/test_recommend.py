@@ -144,9 +144,18 @@ def test_a_list_whose_gate_never_ran_is_not_recommended() -> None:
     assert "checked" in answer.engine("vllm").message
 
 
-def test_when_no_list_gains_more_than_noise_it_says_that_none_pays() -> None:
+def test_a_gain_within_noise_is_no_reason_to_serve_without_graphs() -> None:
+    """Eager figures are a lower bound of a server's."""
     same = [1000.0, 1010.0, 1020.0]
     answer = recommend(small_sweep((1, 2, 4), graph_us=same, eager_us=[us * 1.005 for us in same]))
+    for one in answer.engines:
+        assert one.decode is not None and one.decode.coverage == 1.0
+        assert "no list gains more than the noise" in one.message
+
+
+def test_when_every_list_is_longer_than_eager_it_says_that_none_pays() -> None:
+    same = [1000.0, 1010.0, 1020.0]
+    answer = recommend(small_sweep((1, 2, 4), graph_us=same, eager_us=[us * 0.995 for us in same]))
     data = checked(answer)
     assert "no_list_pays" in codes(data)
     for one in answer.engines:
