@@ -262,7 +262,7 @@ def _message(fault: Any, path: KeyPath) -> tuple[str, str | None]:
             return f"must be a mapping of keys, not {given}", f"Keys here: {', '.join(_known_keys(path))}."
         case "literal_error":
             return f"must be {context['expected']}, not {given}", None
-        case "int_type" | "float_type":
+        case "int_type" | "float_type" | "float_parsing":
             return f"must be a {'whole ' if fault['type'] == 'int_type' else ''}number, not {given}", None
         case "greater_than_equal":
             return f"must be at least {context['ge']}, not {given}", None

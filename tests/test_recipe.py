@@ -80,6 +80,7 @@ def fault(text: str, *overrides: str) -> str:
         ("kv_tokens:", "mine.yaml:3: kv_tokens: must not be empty; write auto or leave the key out"),
         ("page_size: 7", "mine.yaml:3: page_size: must be 1, 16 or 64, not 7"),
         ("phases: [both]", "mine.yaml:3: phases[0]: must be 'decode' or 'prefill', not \"both\""),
+        ("prefill: {waste_cap: some}", 'mine.yaml:3: prefill.waste_cap: must be a number, not "some"'),
         ("prefill: {waste_cap: 0.5}", "mine.yaml:3: prefill.waste_cap: must be at least 1.0, not 0.5"),
         ("prefill: {batches: [{size: [4]}]}", "mine.yaml:3: prefill.batches[0].size: unknown key"),
         ("attention: flashinfer", "mine.yaml:3: attention: flashinfer needs a CUDA device"),

@@ -46,6 +46,7 @@ def test_sglang_fraction_without_graphs_and_of_unknown_memory() -> None:
     kept = memory.reserve_mib(device, Serving(), decode_graphs=False, prefill_graphs=False)
     assert memory.mem_fraction_static(device, Serving(), reserve=kept) == 0.841
     assert memory.mem_fraction_static(DeviceFacts(None), Serving()) == 0.95
+    assert memory.mem_fraction_static(DeviceFacts(1024), Serving()) == 0.0
 
 
 def test_sglang_reserve_depends_on_the_largest_decode_size_not_on_their_number() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
@@ -25,6 +26,8 @@ from tests.synthetic import LLAMA_8B, write_sweep
 from tests.test_model_shape import DEEPSEEK_V3, MIXTRAL
 from tests.tune import memory_shapes
 from tests.tune.answers import SPARSE
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "memory-only.schema.json").read_text())
 
 
 def config(folder: Path, mapping: dict[str, Any] = MIXTRAL) -> Path:
@@ -80,7 +83,11 @@ def test_the_command_answers_for_a_config_that_was_not_swept(tmp_path: Path) -> 
     sweep = str(write_sweep(replace(SPARSE, recipe={"model": LLAMA_8B}), tmp_path / "sweep"))
     folder = str(config(tmp_path / "mixtral"))
     done = CliRunner().invoke(app, ["recommend", sweep, "--model", folder, "--gpu-mem", "141", "--json"])
-    assert done.exit_code == 0 and json.loads(done.stdout)["kind"] == "memory_only"
+    assert done.exit_code == 0
+    jsonschema.validate(json.loads(done.stdout), SCHEMA)
+    none_fits = CliRunner().invoke(app, ["recommend", sweep, "--model", folder, "--gpu-mem", "1", "--json"])
+    assert none_fits.exit_code == 1
+    jsonschema.validate(json.loads(none_fits.stdout), SCHEMA)
     done = CliRunner().invoke(app, ["recommend", sweep, "--model", folder, "--gpu-mem", "24"])
     assert done.exit_code == 1 and "does not fit" in done.stdout
     done = CliRunner().invoke(app, ["recommend", sweep, "--model", folder])

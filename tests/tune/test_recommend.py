@@ -264,6 +264,10 @@ def test_traffic_wholly_beyond_the_measured_sizes_has_no_answer() -> None:
     assert "measured sizes, 1 to 8" in answer.engine("sglang").message
 
 
+def test_a_card_of_a_gibibyte_has_a_valid_answer() -> None:
+    assert checked(recommend(RICH, Question(gpu_mem="1")))["status"] == "nothing_fits"
+
+
 def test_weights_that_do_not_fit_say_what_is_missing() -> None:
     answer = recommend(RICH, Question(gpu_mem="16"))
     assert answer.status == "nothing_fits"

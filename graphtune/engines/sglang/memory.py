@@ -80,10 +80,11 @@ def request_pool(kv_tokens: int, serving: Serving) -> int:
 
 
 def mem_fraction_static(device: DeviceFacts, serving: Serving, *, reserve: float | None = None) -> float:
-    """The fraction of memory free before loading that weights and KV cache get, rounded to three places."""
+    """The fraction of memory free before loading that weights and KV cache get, rounded to three places; 0 on a card
+    that the reserve alone fills."""
     if serving.mem_fraction is not None:
         return serving.mem_fraction
     if device.nvml_total_mib is None:
         return FRACTION_OF_UNKNOWN_DEVICE
     kept = reserve_mib(device, serving) if reserve is None else reserve
-    return round((device.nvml_total_mib - kept) / device.nvml_total_mib, 3)
+    return max(0.0, round((device.nvml_total_mib - kept) / device.nvml_total_mib, 3))
