@@ -211,10 +211,11 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
     contexts = {share.mean_kv_tokens or limits.context_tokens for workload in workloads for share in workload.decode}
     outside = sorted(context for context in contexts if of.model.nearest_context(context) != context)
     if outside:
+        longer = ", so that steps take longer than is shown" if outside[-1] > measured[-1] else ""
         yield Caution(
             "context_outside_measured",
             f"Contexts from {outside[0]:,.0f} to {outside[-1]:,.0f} tokens lie outside the measured {measured[0]:,} to "
-            f"{measured[-1]:,}: the nearest measured one stands in.",
+            f"{measured[-1]:,}: the nearest measured one stands in{longer}.",
             "Add the context to the recipe and sweep again; it resumes.",
         )
     if len(measured) == 1:
