@@ -32,9 +32,10 @@ Made by `python benchmarks/traffic_table.py`, which prints whatever comes out. T
 of 2023 (conversation and code, one hour each) played on a simulated server at loads 1, 4 and 80 % of what it can take
 with a graph at every measured size, and uniform traffic up to 256 requests. The default is the engine's own list on
 the same batches, under its own padding rule; figures are those of decode. Steps that the sweep has no figure for are
-left out of both; how many have one is in the last column. `~` interpolated between measured points; `<=` at most, the
-figure of a measured list that contains it; other bytes and seconds of recommended lists are predicted from their
-sizes, each of which the sweep captured alone.
+left out of both; how many have one is in the last column. Large steps at longer contexts than their size was measured
+at count at the longest that was. `~` interpolated between measured points; `<=` at most, the figure of a measured list
+that contains it; other bytes and seconds of recommended lists are predicted from their sizes, each of which the sweep
+captured alone.
 """
 
 COLUMNS = (
