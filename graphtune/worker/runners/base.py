@@ -6,13 +6,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from graphtune.results import CaptureList
 from graphtune.worker.addresses import AddressBook
 from graphtune.worker.graphs.backend import CaptureTiming, GraphBackend
+from graphtune.worker.graphs.breaks import eager_break
+from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 
 if TYPE_CHECKING:
     from graphtune.worker.models.decoder import Decoder
@@ -26,25 +28,63 @@ class CaptureFailure:
     reason: str
 
 
-class EagerRunner(Protocol):
-    """The eager path that a graph runner stands on: it owns the static buffers."""
+class Buffers(Protocol):
+    """Static buffers by name."""
 
-    @property
-    def model(self) -> Decoder: ...
+    tensors: dict[str, torch.Tensor]
+
+
+class Attention(Protocol):
+    """What both phases' attention has: private buffers, and a call per layer that attends into ``out``."""
+
+    def private_tensors(self) -> dict[str, torch.Tensor]: ...
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, /) -> Any: ...
+
+
+class EagerRunner:
+    """The eager path that a graph runner stands on: it owns the static ``buffers``, which a subclass makes."""
+
+    buffers: Buffers
+
+    def __init__(self, model: Decoder, attention: Attention, cache: PagedKVCache, table: RequestTable) -> None:
+        self.model = model
+        self.attention = attention
+        self.cache = cache
+        self.table = table
+        self._attend_into = self.attend_into  # bound once: a layer would pay for binding it
 
     def owners(self) -> Mapping[str, torch.Tensor]:
         """Everything outside the pool and the weights that a step reads or writes, by name."""
+        return {
+            **self.buffers.tensors,
+            **self.attention.private_tensors(),
+            "kv_cache": self.cache.pool,
+            "page_table": self.table.page_table,
+        }
+
+    @eager_break
+    def attend_into(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        """The break of a layer: attention over the batch that was planned or prepared last."""
+        self.attention.forward(layer, q, k, v, out)
+
+    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # Made inside the segment, so it is memory of the pool that the next layer uses again; a result that the break
+        # made itself would be held once per layer and size.
+        out = q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))
+        self._attend_into(layer, q, k, v, out)
+        return out
 
 
 class GraphRunner(ABC):
     """Captured sizes of one capture list. ``admitted`` counts steps by what admission said of them."""
 
-    def __init__(self, of: EagerRunner, backend: GraphBackend, capture_list: CaptureList) -> None:
+    def __init__(self, eager: EagerRunner, backend: GraphBackend, capture_list: CaptureList) -> None:
+        self.eager = eager
         self.backend = backend
         self.list = capture_list
         self.sizes: tuple[int, ...] = ()
         self.admitted: Counter[str] = Counter()
-        self._of = of
         self._addresses: AddressBook | None = None
         self._weights: AddressBook | None = None
 
@@ -70,18 +110,18 @@ class GraphRunner(ABC):
                     self.sizes = tuple(sorted((*self.sizes, size)))
                 yield size, outcome
         self._reset()
-        self._addresses = AddressBook(self._of.owners())
-        self._weights = AddressBook(self._of.model.named_tensors())
+        self._addresses = AddressBook(self.eager.owners())
+        self._weights = AddressBook(self.eager.model.named_tensors())
 
     def check_addresses(self) -> None:
         """What graphs read must still be where it was at capture; checked before each replay."""
         assert self._addresses is not None, "capture() comes first"
-        self._addresses.check(self._of.owners())
+        self._addresses.check(self.eager.owners())
 
     def check_weights(self) -> None:
         """The address check over the weights, which are too many for every replay."""
         assert self._weights is not None, "capture() comes first"
-        self._weights.check(self._of.model.named_tensors())
+        self._weights.check(self.eager.model.named_tensors())
 
     def tear_down(self) -> None:
         """Drop graphs, pool and outputs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,30 +11,28 @@ import torch
 from graphtune.results import CaptureList
 from graphtune.worker.attention.base import AttentionBackend
 from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, GraphBackend
-from graphtune.worker.graphs.breaks import eager_break
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.runners.admission import Admission, admit_decode
-from graphtune.worker.runners.base import CaptureFailure, GraphRunner
+from graphtune.worker.runners.base import CaptureFailure, EagerRunner, GraphRunner
 from graphtune.worker.runners.buffers import DecodeBatch, LiveBatch, StaticBuffers, decode_slots
 
 if TYPE_CHECKING:
     from graphtune.worker.models.decoder import Decoder
 
 
-class EagerDecode:
+class EagerDecode(EagerRunner):
     """Runs every decode step without graphs. Built first: it owns the static buffers at their maximum."""
+
+    attention: AttentionBackend
+    buffers: StaticBuffers
 
     def __init__(
         self, model: Decoder, attention: AttentionBackend, cache: PagedKVCache, table: RequestTable, max_requests: int
     ) -> None:
-        self.model = model
-        self.attention = attention
-        self.cache = cache
-        self.table = table
+        super().__init__(model, attention, cache, table)
         self.buffers = StaticBuffers(decode_slots(attention.seq_len_fill), max_requests, cache.pool.device)
         self._batch: DecodeBatch | None = None
-        self._attend_into = self.attend_into  # bound once: a layer would pay for binding it
 
     def fill(self, live: LiveBatch) -> None:
         self._batch = self.buffers.fill(live, live.size)
@@ -63,17 +60,6 @@ class EagerDecode:
         """The same with attention as eager breaks; ``prepare`` is then part of every step's plan."""
         return self.model.forward(batch.input_ids, batch.positions, self._attend)
 
-    @eager_break
-    def attend_into(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-        """The break of a layer: attention over the batch prepared last."""
-        self.attention.forward(layer, q, k, v, out)
-
-    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        # Made inside the segment: memory of the pool that the next layer uses again.
-        out = q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))
-        self._attend_into(layer, q, k, v, out)
-        return out
-
     def warm_up(self, sizes: tuple[int, ...]) -> None:
         """Run every size eagerly on sink rows, largest first: lazy loading and tuning are never charged to graphs."""
         for size in sorted(sizes, reverse=True):
@@ -82,15 +68,6 @@ class EagerDecode:
             self.plan()
             self.launch()
 
-    def owners(self) -> Mapping[str, torch.Tensor]:
-        """Everything outside the pool and the weights that a step reads or writes, by name."""
-        return {
-            **self.buffers.tensors,
-            **self.attention.private_tensors(),
-            "kv_cache": self.cache.pool,
-            "page_table": self.table.page_table,
-        }
-
 
 class GraphDecode(GraphRunner):
     """Captured sizes of one capture list over an eager runner's buffers.
@@ -98,9 +75,10 @@ class GraphDecode(GraphRunner):
     In a breakable recording attention runs between the segments, planned for the padded size as an eager step is.
     """
 
+    eager: EagerDecode
+
     def __init__(self, eager: EagerDecode, backend: GraphBackend, capture_list: CaptureList) -> None:
         super().__init__(eager, backend, capture_list)
-        self.eager = eager
         self._breaks = capture_list.backend == "breakable"
         self._batch: DecodeBatch | None = None
 

@@ -7,7 +7,6 @@ requests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,19 +14,21 @@ import torch
 from graphtune.results import CaptureList
 from graphtune.worker.attention.base import PrefillAttention
 from graphtune.worker.graphs.backend import CaptureError, CaptureTiming, GraphBackend
-from graphtune.worker.graphs.breaks import eager_break
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.kv_cache import PagedKVCache, RequestTable
 from graphtune.worker.runners.admission import Admission, PrefillLimits, PrefillShape, admit_prefill
-from graphtune.worker.runners.base import CaptureFailure, GraphRunner
+from graphtune.worker.runners.base import CaptureFailure, EagerRunner, GraphRunner
 from graphtune.worker.runners.prefill_buffers import LivePrefill, PrefillBatch, PrefillBuffers, sink_prefill
 
 if TYPE_CHECKING:
     from graphtune.worker.models.decoder import Decoder
 
 
-class EagerPrefill:
+class EagerPrefill(EagerRunner):
     """Runs every prefill without graphs. Built first: it owns the static buffers at their maximum."""
+
+    attention: PrefillAttention
+    buffers: PrefillBuffers
 
     def __init__(
         self,
@@ -39,12 +40,8 @@ class EagerPrefill:
         max_tokens: int,
         max_requests: int,
     ) -> None:
-        self.model = model
-        self.attention = attention
-        self.cache = cache
-        self.table = table
+        super().__init__(model, attention, cache, table)
         self.buffers = PrefillBuffers(max_tokens, max_requests, cache.pool.device)
-        self._attend_into = self.attend_into  # bound once: a layer would pay for binding it
         self._batch: PrefillBatch | None = None
 
     @property
@@ -89,27 +86,6 @@ class EagerPrefill:
         for size in sorted(sizes, reverse=True):
             self.run(sink_prefill(size, self.max_context, self.cache.pool.device))
 
-    def owners(self) -> Mapping[str, torch.Tensor]:
-        """Everything outside the pool and the weights that a prefill reads or writes, by name."""
-        return {
-            **self.buffers.tensors,
-            **self.attention.private_tensors(),
-            "kv_cache": self.cache.pool,
-            "page_table": self.table.page_table,
-        }
-
-    @eager_break
-    def attend_into(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-        """The break of a layer: attention over the batch planned last, real rows only, zeros in the others."""
-        self.attention.forward(layer, q, k, v, out)
-
-    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        # Made inside the segment, so it is memory of the pool that the next layer uses again; a result that the break
-        # made itself would be held once per layer and size.
-        out = q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))
-        self._attend_into(layer, q, k, v, out)
-        return out
-
 
 class GraphPrefill(GraphRunner):
     """Captured token counts of one capture list over an eager runner's buffers.
@@ -119,6 +95,8 @@ class GraphPrefill(GraphRunner):
     a recording that holds the attention too needs a request axis of fixed length. Between segments attention takes any
     number, so None is right.
     """
+
+    eager: EagerPrefill
 
     def __init__(
         self,
@@ -132,7 +110,6 @@ class GraphPrefill(GraphRunner):
         if max(capture_list.sizes) > eager.buffers.max_tokens:
             raise ValueError(f"{max(capture_list.sizes)} tokens do not fit buffers of {eager.buffers.max_tokens}")
         super().__init__(eager, backend, capture_list)
-        self.eager = eager
         self.waste_cap = capture_list.waste_cap
         self.padding = padding
         self.mixed = mixed
