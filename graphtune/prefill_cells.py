@@ -129,11 +129,11 @@ class PrefillPlan:
 
 def joint_cells(template: Cell, decode: CaptureList, prefill: CaptureList) -> list[Cell]:
     """A list of each phase in one pool, in either order: what the phases take together."""
-    both = (decode, prefill)
+    joint = replace(template, phase="prefill", purpose="joint")
     return [
+        replace(joint, lists=(decode, prefill), gate=False),
         # Serving engines capture prefill first; that order is the one whose outputs are checked.
-        replace(template, phase="prefill", lists=lists, purpose="joint", gate=lists is not both)
-        for lists in (both, both[::-1])
+        replace(joint, lists=(prefill, decode), gate=True),
     ]
 
 

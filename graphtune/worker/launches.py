@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from graphtune.results import Execution, LaunchProfile, Timeline
-from graphtune.worker.timing import Step
+from graphtune.worker.timing import Series, Step
 
 MOST_KERNELS = 512
 """Kernels that a timeline keeps: enough for a whole decode step of some 30 layers."""
@@ -85,13 +85,6 @@ class StepTrace:
             call_lengths_us=_lengths(calls),
             left_out=len(self.kernels) - len(shown),
         )
-
-
-class Series(Protocol):
-    """Batches of one shape."""
-
-    @property
-    def middle(self) -> Any: ...
 
 
 def trace_step(step: Step, series: Series) -> StepTrace:

@@ -309,22 +309,20 @@ def time_decode(
         found = sample(reading, series, share, clock.watch, clock.device_alone(backend))
         for execution, quantities in found.items():
             sampled[execution].update(quantities)
-    points = {
-        execution: Point(
+    size = series.size
+    return [
+        _point(
+            execution,
+            values,
             phase="decode",
-            raw_size=series.size,
-            padded_size=series.size,
+            raw_size=size,
+            padded_size=size,
             context_tokens=series.context,
-            execution=execution,
-            backend=backend if execution == "graph" else "eager",
+            backend=backend,
             attention=attention,
-            gpu_us=None,
-            host_us=None,
-            step_us=None,
         )
-        for execution in sampled
-    }
-    return [_with_times(points[execution], values) for execution, values in sampled.items()]
+        for execution, values in sampled.items()
+    ]
 
 
 def time_prefill(
@@ -346,25 +344,23 @@ def time_prefill(
         for step in steps.values():
             clock.whole(step, series)
     sampled = sample(_each(clock.whole, steps), series, measure, clock.watch)
-    points = {
-        execution: Point(
+    return [
+        _point(
+            execution,
+            values,
             phase="prefill",
             raw_size=series.tokens,
             padded_size=padded_tokens if execution == "graph" else series.tokens,
             context_tokens=series.prefix_tokens,
-            execution=execution,
-            backend=backend if execution == "graph" else "eager",
+            backend=backend,
             attention=attention,
-            gpu_us=None,
-            host_us=None,
-            step_us=None,
             requests=series.requests,
         )
-        for execution in sampled
-    }
-    return [_with_times(points[execution], values) for execution, values in sampled.items()]
+        for execution, values in sampled.items()
+    ]
 
 
-def _with_times(point: Point, values: Mapping[str, Samples]) -> Point:
-    changes: dict[str, Any] = dict(values)
-    return replace(point, **changes)
+def _point(execution: Execution, values: Mapping[str, Samples], *, backend: str, **of: Any) -> Point:
+    """The point of one execution; quantities that were not sampled are null. ``of`` are the other fields of a Point."""
+    times: dict[str, Any] = {"gpu_us": None, "host_us": None, "step_us": None, **values}
+    return Point(execution=execution, backend=backend if execution == "graph" else "eager", **of, **times)

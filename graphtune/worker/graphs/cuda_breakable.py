@@ -18,7 +18,7 @@ from graphtune.worker.graphs.breaks import Cutter, cutting
 from graphtune.worker.graphs.contents import driver_bindings, kernel_counts
 from graphtune.worker.graphs.failure import explain, first_line
 from graphtune.worker.graphs.forks import Forks, noted
-from graphtune.worker.graphs.full import node_count
+from graphtune.worker.graphs.full import node_count, segments_of
 from graphtune.worker.graphs.shape_key import ShapeKey
 
 
@@ -91,8 +91,7 @@ class CudaBreakable(BreakableBackend):
         return kernel_counts(graphs, driver_bindings())
 
     def pool_segments(self) -> tuple[int, ...]:
-        segments = (segment for pool in self._pools for segment in torch.cuda.memory_snapshot(mempool_id=pool))
-        return tuple(int(segment["total_size"]) for segment in segments)
+        return segments_of(self._pools)
 
     def cleanup(self) -> None:
         torch.cuda.synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -139,8 +139,7 @@ class FullBackend(GraphBackend):
         return self._outputs[key]
 
     def pool_segments(self) -> tuple[int, ...]:
-        segments = (segment for pool in self._pools for segment in torch.cuda.memory_snapshot(mempool_id=pool))
-        return tuple(int(segment["total_size"]) for segment in segments)
+        return segments_of(self._pools)
 
     def cleanup(self) -> None:
         torch.cuda.synchronize()
@@ -155,6 +154,12 @@ class FullBackend(GraphBackend):
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def segments_of(pools: Iterable[Any]) -> tuple[int, ...]:
+    """Bytes of each segment that torch holds for some graph pools."""
+    segments = (segment for pool in pools for segment in torch.cuda.memory_snapshot(mempool_id=pool))
+    return tuple(int(segment["total_size"]) for segment in segments)
 
 
 def node_count(graph: torch.cuda.CUDAGraph) -> int | None:

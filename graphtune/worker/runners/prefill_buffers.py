@@ -6,7 +6,7 @@ batch may hold is prefilled in chunks, each with the tokens before it as its pre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,10 +99,9 @@ class PrefillBuffers:
         self._host = torch.zeros((len(REQUEST_SLOTS), max_requests), dtype=torch.int32, pin_memory=on_gpu)
         self._copied = torch.cuda.Event() if on_gpu else None
         self._host_arrays = dict(zip(REQUEST_SLOTS, self._host.numpy(), strict=True))
-        # Views by length: making a dozen of them at every step would be a large part of filling.
-        self._token_views: dict[int, dict[str, torch.Tensor]] = {}
-        self._request_views: dict[int, dict[str, torch.Tensor]] = {}
-        self._host_views: dict[int, dict[str, torch.Tensor]] = {}
+        self._token_views = _Views(TOKEN_SLOTS, self._tokens)
+        self._request_views = _Views(REQUEST_SLOTS, self._requests)
+        self._host_views = _Views(REQUEST_SLOTS, self._host)
         self.tensors: dict[str, torch.Tensor] = {
             **dict(zip(TOKEN_SLOTS, self._tokens, strict=True)),
             **dict(zip(REQUEST_SLOTS, self._requests, strict=True)),
@@ -146,11 +145,14 @@ class PrefillBuffers:
     ) -> PrefillBatch:
         """Views of the buffers as they are."""
         slots = requests if request_slots is None else request_slots
-        tokens = _kept(self._token_views, padded_tokens, lambda: _views(TOKEN_SLOTS, self._tokens, padded_tokens))
-        on_device = _kept(self._request_views, slots, lambda: _views(REQUEST_SLOTS, self._requests, slots))
-        host = _kept(self._host_views, slots, lambda: _views(REQUEST_SLOTS, self._host, slots))
         return PrefillBatch(
-            raw_tokens, padded_tokens, requests, **tokens, **on_device, host=host, request_slots=request_slots
+            raw_tokens,
+            padded_tokens,
+            requests,
+            **self._token_views.of(padded_tokens),
+            **self._request_views.of(slots),
+            host=self._host_views.of(slots),
+            request_slots=request_slots,
         )
 
     def reset(self) -> None:
@@ -173,16 +175,19 @@ class PrefillBuffers:
         host["extend_starts"][n:] = raw
 
 
-def _views(names: tuple[str, ...], block: torch.Tensor, length: int) -> dict[str, torch.Tensor]:
-    return {name: block[i, :length] for i, name in enumerate(names)}
+class _Views:
+    """The first so many columns of a block's rows by name, kept by length: a dozen made at every step would be a large
+    part of filling."""
 
+    def __init__(self, names: tuple[str, ...], block: torch.Tensor) -> None:
+        self._names = names
+        self._block = block
+        self._kept: dict[int, dict[str, torch.Tensor]] = {}
 
-def _kept(
-    views: dict[int, dict[str, torch.Tensor]], length: int, make: Callable[[], dict[str, torch.Tensor]]
-) -> dict[str, torch.Tensor]:
-    if length not in views:
-        views[length] = make()
-    return views[length]
+    def of(self, length: int) -> dict[str, torch.Tensor]:
+        if length not in self._kept:
+            self._kept[length] = {name: row[:length] for name, row in zip(self._names, self._block, strict=True)}
+        return self._kept[length]
 
 
 def live_prefill(
