@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from graphtune.results import KernelCount, Sharing
-from graphtune.worker.graphs.backend import WARMUPS, CaptureTiming, Forward, GraphBackend, collector_frozen
+from graphtune.worker.graphs.backend import WARMUPS, CaptureTiming, Forward, GraphBackend
 from graphtune.worker.graphs.contents import counted
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.graphs.tape import Tape, record
-from graphtune.worker.graphs.tape_pool import BytePool
+from graphtune.worker.graphs.tape_pool import BytePool, InBytePools
 
 
-class TapeBackend(GraphBackend):
+class TapeBackend(InBytePools, GraphBackend):
     """Records whole forwards on tapes.
 
     With ``output`` shared, outputs lie in pool memory that later captures use again; per size, each is held for itself.
@@ -28,18 +28,10 @@ class TapeBackend(GraphBackend):
     def __init__(
         self, *, output: Sharing = "shared", segment_bytes: int = 64 * 1024, pools: list[BytePool] | None = None
     ) -> None:
+        super().__init__(segment_bytes=segment_bytes, pools=pools)
         self._hold_output = output == "per_size"
-        self._segment_bytes = segment_bytes
-        self._pools = [] if pools is None else pools
         self._tapes: dict[ShapeKey, Tape] = {}
         self._inputs: dict[ShapeKey, tuple[torch.Tensor, ...]] = {}
-
-    @contextlib.contextmanager
-    def capture_session(self) -> Iterator[None]:
-        with collector_frozen():
-            if not self._pools:
-                self._pools.append(BytePool(self._segment_bytes))
-            yield
 
     def capture_one(
         self,
@@ -82,18 +74,8 @@ class TapeBackend(GraphBackend):
     def output(self, key: ShapeKey) -> torch.Tensor | None:
         return self._tapes[key].output
 
-    @property
-    def pool(self) -> BytePool:
-        """The pool of what was captured; RuntimeError before the first session."""
-        if not self._pools:
-            raise RuntimeError("there is no pool before capture_session()")
-        return self._pools[-1]
-
     def kernels(self, key: ShapeKey) -> tuple[KernelCount, ...]:
         return counted(self._tapes[key].operations())
-
-    def pool_segments(self) -> tuple[int, ...]:
-        return tuple(size for pool in self._pools for size in pool.segments())
 
     def cleanup(self) -> None:
         self._tapes.clear()

@@ -11,17 +11,17 @@ from dataclasses import replace
 import torch
 
 from graphtune.results import KernelCount, Sharing
-from graphtune.worker.graphs.backend import Forward, collector_frozen
+from graphtune.worker.graphs.backend import Forward
 from graphtune.worker.graphs.breakable import BreakableBackend, Segmented
 from graphtune.worker.graphs.breaks import Cutter, cutting
 from graphtune.worker.graphs.contents import counted
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.graphs.tape import Tape, make_recorder, record_with, tensors_of
-from graphtune.worker.graphs.tape_pool import BytePool
+from graphtune.worker.graphs.tape_pool import BytePool, InBytePools
 from graphtune.worker.graphs.tape_recorder import Recorder
 
 
-class TapeBreakable(BreakableBackend):
+class TapeBreakable(InBytePools, BreakableBackend):
     """Breakable tapes. ``segment_bytes`` is the granularity of their pool, see BytePool; ``pools`` are those of another
     backend to record into."""
 
@@ -35,16 +35,14 @@ class TapeBreakable(BreakableBackend):
         segment_bytes: int = 64 * 1024,
         pools: list[BytePool] | None = None,
     ) -> None:
-        super().__init__(output=output, output_rows=output_rows, barrier=barrier, debug_eager=debug_eager)
-        self._segment_bytes = segment_bytes
-        self._pools = [] if pools is None else pools
-
-    @contextlib.contextmanager
-    def capture_session(self) -> Iterator[None]:
-        with collector_frozen():
-            if not self._pools:
-                self._pools.append(BytePool(self._segment_bytes))
-            yield
+        super().__init__(
+            segment_bytes=segment_bytes,
+            pools=pools,
+            output=output,
+            output_rows=output_rows,
+            barrier=barrier,
+            debug_eager=debug_eager,
+        )
 
     def synchronize(self) -> None:
         if not self._pools:
@@ -74,19 +72,9 @@ class TapeBreakable(BreakableBackend):
         escaped = (f"tensor that outlives its recording, {made}" for made in tape.escaped())
         return (*unowned, *escaped)
 
-    @property
-    def pool(self) -> BytePool:
-        """The pool of what was captured; RuntimeError before the first session."""
-        if not self._pools:
-            raise RuntimeError("there is no pool before capture_session()")
-        return self._pools[-1]
-
     def kernels(self, key: ShapeKey) -> tuple[KernelCount, ...]:
         tapes = [segment for segment in self._recorded[key].segments if isinstance(segment, Tape)]
         return counted(sum((tape.operations() for tape in tapes), Counter()))
-
-    def pool_segments(self) -> tuple[int, ...]:
-        return tuple(size for pool in self._pools for size in pool.segments())
 
     def cleanup(self) -> None:
         super().cleanup()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+
+from graphtune.worker.graphs.backend import collector_frozen
 
 ALIGNMENT_BYTES = 64
 """Torch's own CPU allocator aligns alike; kernels may round differently at another alignment."""
@@ -135,3 +140,29 @@ class BytePool:
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+class InBytePools:
+    """What both kinds of tape backend record into: pools of their own, or those of another backend."""
+
+    def __init__(self, *, segment_bytes: int, pools: list[BytePool] | None, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._segment_bytes = segment_bytes
+        self._pools = [] if pools is None else pools
+
+    @contextlib.contextmanager
+    def capture_session(self) -> Iterator[None]:
+        with collector_frozen():
+            if not self._pools:
+                self._pools.append(BytePool(self._segment_bytes))
+            yield
+
+    @property
+    def pool(self) -> BytePool:
+        """The pool of what was captured; RuntimeError before the first session."""
+        if not self._pools:
+            raise RuntimeError("there is no pool before capture_session()")
+        return self._pools[-1]
+
+    def pool_segments(self) -> tuple[int, ...]:
+        return tuple(size for pool in self._pools for size in pool.segments())
