@@ -12,6 +12,19 @@ from typing import Any, NoReturn
 from graphtune.errors import InputError
 
 
+def plain_json(file: Path | str) -> Any:
+    """The content of a JSON file as it stands; ``read_json`` also refuses what a person may have spoiled in editing.
+
+    Raises InputError naming the file as it was given.
+    """
+    try:
+        return json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(file)) from error
+    except ValueError as error:
+        raise InputError(f"is not JSON: {error}", where=str(file)) from error
+
+
 class Keys:
     """One JSON object. ``text`` is the file it came from, for line numbers; ``prefix`` the path to this object."""
 

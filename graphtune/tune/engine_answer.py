@@ -24,7 +24,7 @@ from graphtune.tune.list_answer import Lister
 from graphtune.tune.measurements import Measurements, Traffic
 from graphtune.tune.objective import Judge, choose_for, served
 from graphtune.tune.prefill_only import answer_for_prefill
-from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer, Status
+from graphtune.tune.recommendation import EngineAnswer, Limits, ListAnswer
 from graphtune.tune.solved_candidates import solved_candidates
 from graphtune.tune.workload import Workload
 
@@ -183,27 +183,10 @@ FIELDS = (
 
 def nothing_fits(engine: Engine, message: str, budget: KvBudget | None) -> EngineAnswer:
     """An answer without a list."""
-    status: Status = "nothing_fits"
     absent = dict.fromkeys(FIELDS, "there is no answer")
     if budget is None:
         absent["memory"] = "no budget was drawn up"
-    return EngineAnswer(
-        engine=engine.name,
-        version=engine.version,
-        dispatch=engine.dispatch,
-        status=status,
-        message=message,
-        decode=None,
-        default=None,
-        eager=None,
-        ties=(),
-        runner_up=None,
-        memory=budget,
-        flags=None,
-        steps_share=0.0,
-        largest_step=None,
-        absent=absent,
-    )
+    return EngineAnswer.without_lists(engine, message, absent, budget)
 
 
 def _flags(

@@ -72,20 +72,5 @@ def _sentence(choice: Choice, lists: PrefillLists) -> str:
 
 def _without(engine: Engine, reason: str) -> EngineAnswer:
     missing = ("prefill", "prefill_default", "prefill_eager", "prefill_share", "memory", "flags")
-    return EngineAnswer(
-        engine=engine.name,
-        version=engine.version,
-        dispatch=engine.dispatch,
-        status="nothing_fits",
-        message=reason,
-        decode=None,
-        default=None,
-        eager=None,
-        ties=(),
-        runner_up=None,
-        memory=None,
-        flags=None,
-        steps_share=0.0,
-        largest_step=None,
-        absent={**dict.fromkeys(OF_DECODE, NO_DECODE), **dict.fromkeys(missing, reason)},
-    )
+    absent = {**dict.fromkeys(OF_DECODE, NO_DECODE), **dict.fromkeys(missing, reason)}
+    return EngineAnswer.without_lists(engine, reason, absent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from graphtune.engines.base import Dispatch, Flags, Padding
+from graphtune.engines.base import Dispatch, Engine, Flags, Padding
 from graphtune.results import Environment
 from graphtune.stats import Noise, Ratio
 from graphtune.tune.bucket_worth import BucketWorth, Cliff
@@ -192,6 +192,29 @@ class EngineAnswer:
     prefill_share: float | None = None
     joint: JointAnswer | None = None
     absent: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def without_lists(
+        cls, engine: Engine, message: str, absent: dict[str, str], memory: KvBudget | None = None
+    ) -> EngineAnswer:
+        """Nothing fits, for the reason that ``message`` gives; ``absent`` says why each field is null."""
+        return cls(
+            engine=engine.name,
+            version=engine.version,
+            dispatch=engine.dispatch,
+            status="nothing_fits",
+            message=message,
+            decode=None,
+            default=None,
+            eager=None,
+            ties=(),
+            runner_up=None,
+            memory=memory,
+            flags=None,
+            steps_share=0.0,
+            largest_step=None,
+            absent=absent,
+        )
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from graphtune.config_file import plain_json
 from graphtune.engines import engine_named
 from graphtune.engines.base import DeviceFacts, Padding, Serving
 from graphtune.errors import InputError
@@ -121,7 +121,7 @@ def _prefill(sweep: Sweep, question: ServerQuestion, model: LatencyModel) -> Pre
     engine, backend = engine_named(question.engine), None
     sizes: tuple[int, ...] = ()
     if question.recommendation is not None:
-        answer = _at(_at(_at(_read(question.recommendation), "engines"), engine.name), "prefill")
+        answer = _at(_at(_at(plain_json(question.recommendation), "engines"), engine.name), "prefill")
         backend, sizes = _at(answer, "backend"), tuple(_at(answer, "capture_sizes") or ())
     elif question.sizes in (None, "default"):
         sizes = engine.default_prefill_sizes(_device(sweep), Serving())
@@ -145,7 +145,7 @@ def _page_size(sweep: Sweep) -> int:
 def _recommended(question: ServerQuestion, model: str) -> tuple[tuple[int, ...], int | None]:
     """Capture sizes and KV tokens of the engine's answer in a stored recommendation for the swept ``model``."""
     assert question.recommendation is not None
-    where, values = str(question.recommendation), _read(question.recommendation)
+    where, values = str(question.recommendation), plain_json(question.recommendation)
     if (served := _at(_at(values, "sweep"), "model")) not in (None, model):
         raise InputError(
             f"was written for {served}, and this sweep is of {model}",
@@ -158,15 +158,6 @@ def _recommended(question: ServerQuestion, model: str) -> tuple[tuple[int, ...],
     if not isinstance(sizes, list) or not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise InputError(f"holds no decode list for {name}", where=where, action="`recommend --json` writes one.")
     return tuple(sorted(sizes)), kv_tokens if isinstance(kv_tokens, int) and kv_tokens >= 1 else None
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    except ValueError as error:
-        raise InputError(f"is not JSON: {error}", where=str(path)) from error
 
 
 def _at(values: Any, key: str) -> Any:

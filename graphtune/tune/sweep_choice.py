@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from graphtune.config_file import plain_json
 from graphtune.errors import InputError
 from graphtune.store import Run, Sweep, find_sweeps, read_run, read_sweep
 
@@ -55,18 +54,9 @@ def config_of(model: str) -> Path | None:
 def is_of_model(run: Run, model: str) -> bool:
     """True when ``model`` names the model or recipe of a sweep, or is a config.json with the same content."""
     if (path := config_of(model)) is not None:
-        return _read_config(path) == run.recipe.get("model")
+        return plain_json(path) == run.recipe.get("model")
     wanted = model.casefold()
     return wanted in {run.model_name.casefold(), run.recipe_name.casefold(), run.model_name.split("/")[-1].casefold()}
-
-
-def _read_config(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    except ValueError as error:
-        raise InputError(f"is not JSON: {error}", where=str(path)) from error
 
 
 def _not_swept(model: str, swept: Iterable[tuple[Run, Path]]) -> NotSwept:

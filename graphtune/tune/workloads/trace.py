@@ -7,7 +7,6 @@ server, so a trace becomes a histogram only by simulating it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from graphtune.config_file import plain_json
 from graphtune.errors import InputError
 from graphtune.tune.workloads.csv_table import Row, Table, plain
 
@@ -166,12 +166,7 @@ class _Clock:
 
 def read_json_trace(name: str) -> Trace:
     """A trace in graphtune's own JSON. Raises InputError naming file and key."""
-    try:
-        values = json.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=name) from error
-    except ValueError as error:
-        raise InputError(f"is not JSON: {error}", where=name) from error
+    values = plain_json(name)
     if not isinstance(values, dict) or values.get("kind") != "trace" or values.get("schema") != SCHEMA:
         raise InputError("is no trace", where=name, action="`graphtune workload from-trace` writes one.")
     good: dict[str, Callable[[Any], bool]] = {
