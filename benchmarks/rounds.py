@@ -20,8 +20,8 @@ import argparse
 import json
 import math
 import random
+import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 
-from graphtune.cell_run import run_cell
+from graphtune.cell_run import CellProcess, finish_cell, start_cell
 from graphtune.compare.model import Comparison, Row
 from graphtune.compare.sweeps import compare_sweeps
 from graphtune.device import Device, choose_device
@@ -72,17 +72,19 @@ def measure(arguments: argparse.Namespace) -> None:
     processes = arguments.processes or (24 if arguments.part == "aa" else 12)
     end = time.monotonic() + arguments.seconds
     if arguments.part == "aa":
-        side = Side(arguments.out / SAME, loaded, device, cell)
-        while len(side.cells) < processes and side.has_time(end):
-            side.measure(WORKER)
+        with Side(arguments.out / SAME, loaded, device, cell, processes) as side:
+            while side.wants_more and side.has_time(end):
+                side.measure(WORKER)
         return
-    base = Side(arguments.out / BASE, loaded, device, cell)
-    slowed = Side(arguments.out / SLOWED, loaded, device, cell)
-    while len(slowed.cells) < processes // 2 and base.has_time(end):
-        if len(base.cells) <= len(slowed.cells):
-            base.measure(WORKER)
-        else:
-            slowed.measure(SLEEPY_WORKER, {"SLEEP_US": json.dumps(sleeps(base.cells[0]))})
+    with (
+        Side(arguments.out / BASE, loaded, device, cell, processes // 2) as base,
+        Side(arguments.out / SLOWED, loaded, device, cell, processes // 2) as slowed,
+    ):
+        while slowed.wants_more and base.has_time(end):
+            if len(base.cells) <= len(slowed.cells):
+                base.measure(WORKER)
+            else:
+                slowed.measure(SLEEPY_WORKER, {"SLEEP_US": json.dumps(sleeps(base.cells[0]))})
 
 
 def parse() -> argparse.Namespace:
@@ -122,13 +124,15 @@ def tiny_cell(loaded: LoadedRecipe, device: Device) -> Cell:
 
 @dataclass
 class Side:
-    """One sweep of equal processes, numbered from 1, stored as a sweep."""
+    """One sweep of equal processes, numbered from 1, stored as a sweep. The next one imports beside the one before."""
 
     path: Path
     loaded: LoadedRecipe
     device: Device
     cell: Cell
+    wanted: int
     slowest_s: float = 0.0
+    waiting: CellProcess | None = None
 
     def __post_init__(self) -> None:
         stored = (self.path / "run.json").exists()
@@ -145,29 +149,53 @@ class Side:
         )
         self._writer = SweepWriter(self.path, run)
 
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.waiting is not None:
+            self.waiting.worker.stop()
+        shutil.rmtree(self.running, ignore_errors=True)
+
+    @property
+    def running(self) -> Path:
+        """Files of the processes that run."""
+        return self.path / "running"
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self.cells) < self.wanted
+
     def has_time(self, end: float) -> bool:
         return time.monotonic() + self.slowest_s < end
 
     def measure(self, worker: Sequence[str], environment: dict[str, str] | None = None) -> None:
         """Run the cell in one more process; SystemExit with its reason when it fails."""
-        cell = replace(self.cell, process=len(self.cells) + 1)
-        with tempfile.TemporaryDirectory() as folder:
-            run = run_cell(
-                cell,
-                Path(folder),
-                Path(folder) / "log",
-                device=self.device.kind,
-                environment={**self.device.environment, **(environment or {})},
-                timeout_s=TIMEOUT_S,
-                on_stage=lambda stage, done, total: None,
-                worker=worker,
-            )
+        number = len(self.cells) + 1
+        process = self.waiting or self._start(number, worker, environment)
+        self.waiting = self._start(number + 1, worker, environment, ahead=True) if number < self.wanted else None
+        cell = process.cell
+        log = self.running / "log"
+        run = finish_cell(process, log, timeout_s=TIMEOUT_S, on_stage=lambda stage, done, total: None)
         if run.result.status != "ok":
             sys.exit(f"process {cell.process} of {self.path}: {run.result.status}: {run.result.reason}")
         self._writer.append(run.result)
         self.cells.append(run.result)
         self.slowest_s = max(self.slowest_s, run.seconds)
         print(f"{self.path.name} {cell.process}: {run.seconds:.1f} s", file=sys.stderr, flush=True)
+
+    def _start(
+        self, number: int, worker: Sequence[str], environment: dict[str, str] | None, *, ahead: bool = False
+    ) -> CellProcess:
+        self.running.mkdir(exist_ok=True)
+        return start_cell(
+            replace(self.cell, process=number),
+            self.running,
+            device=self.device.kind,
+            environment={**self.device.environment, **(environment or {})},
+            worker=worker,
+            ahead=ahead,
+        )
 
 
 def sleeps(result: CellResult, share: float = SHARE) -> dict[str, float]:

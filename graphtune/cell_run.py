@@ -12,7 +12,7 @@ from typing import cast
 from graphtune.plan import Cell
 from graphtune.results import SCHEMA, CellResult, Status
 from graphtune.store import decode_result, encode_cell, write_atomically
-from graphtune.worker_process import WORKER, StageHook, crash_reason, run_worker
+from graphtune.worker_process import WORKER, StageHook, WorkerProcess, crash_reason
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,59 @@ class Run:
     result: CellResult
     seconds: float
     crash: str | None
+
+
+@dataclass(frozen=True)
+class CellProcess:
+    """The process that measures ``cell``, and the file that it leaves its result in."""
+
+    cell: Cell
+    worker: WorkerProcess
+    result_file: Path
+
+
+def start_cell(
+    cell: Cell,
+    folder: Path,
+    *,
+    device: str,
+    environment: Mapping[str, str],
+    worker: Sequence[str] | None = None,
+    ahead: bool = False,
+) -> CellProcess:
+    """Start ``cell`` on ``device`` (cuda or cpu), its files in ``folder``, which must exist.
+
+    ``worker`` is the command of another worker than graphtune's. One started ``ahead`` touches no device before it is
+    waited for. Raises OSError where a file cannot be written.
+    """
+    cell_file, result_file = folder / f"{cell.id}.cell.json", folder / f"{cell.id}.result.json"
+    write_atomically(cell_file, encode_cell(cell))
+    command = (*(worker or WORKER), "--device", device)
+    return CellProcess(
+        cell, WorkerProcess(command, cell_file, result_file, environment=environment, ahead=ahead), result_file
+    )
+
+
+def finish_cell(process: CellProcess, log_file: Path, *, timeout_s: float, on_stage: StageHook) -> Run:
+    """Wait for a started cell and read its result.
+
+    A process that leaves no result gives the partial one that it had written, or an empty one, with status and reason.
+    Raises OSError where the log cannot be written.
+    """
+    cell, result_file = process.cell, process.result_file
+    started_at = now()
+    log_file.unlink(missing_ok=True)
+    ending = process.worker.wait(log_file, timeout_s=timeout_s, on_stage=on_stage)
+    result = _read_result(result_file, cell)
+    if result is not None:
+        return Run(result, ending.seconds, None)
+    status, reason = crash_reason(ending, log_file, timeout_s)
+    crash = reason
+    partial = _read_result(result_file.with_name(f"{result_file.name}.partial"), cell)
+    if partial is not None:
+        reason = f"{reason}; kept what was measured before"
+    left = partial or _nothing_measured(cell, started_at)
+    return Run(replace(left, status=cast(Status, status), reason=reason, finished_at=now()), ending.seconds, crash)
 
 
 def run_cell(
@@ -35,29 +88,9 @@ def run_cell(
     on_stage: StageHook,
     worker: Sequence[str] | None = None,
 ) -> Run:
-    """Run ``cell`` on ``device`` (cuda or cpu), its files in ``folder``, which must exist.
-
-    A process that leaves no result gives the partial one that it had written, or an empty one, with status and reason.
-    ``worker`` is the command of another worker than graphtune's. Raises OSError where a file cannot be written.
-    """
-    cell_file, result_file = folder / f"{cell.id}.cell.json", folder / f"{cell.id}.result.json"
-    started_at = now()
-    write_atomically(cell_file, encode_cell(cell))
-    log_file.unlink(missing_ok=True)
-    command = (*(worker or WORKER), "--device", device)
-    ending = run_worker(
-        command, cell_file, result_file, log_file, environment=environment, timeout_s=timeout_s, on_stage=on_stage
-    )
-    result = _read_result(result_file, cell)
-    if result is not None:
-        return Run(result, ending.seconds, None)
-    status, reason = crash_reason(ending, log_file, timeout_s)
-    crash = reason
-    partial = _read_result(result_file.with_name(f"{result_file.name}.partial"), cell)
-    if partial is not None:
-        reason = f"{reason}; kept what was measured before"
-    left = partial or _nothing_measured(cell, started_at)
-    return Run(replace(left, status=cast(Status, status), reason=reason, finished_at=now()), ending.seconds, crash)
+    """``start_cell`` and ``finish_cell`` in one."""
+    process = start_cell(cell, folder, device=device, environment=environment, worker=worker)
+    return finish_cell(process, log_file, timeout_s=timeout_s, on_stage=on_stage)
 
 
 def now() -> str:

@@ -25,8 +25,8 @@ PREFIX_PAGES = 16
 REPEATED_UP_TO = 2048
 """Largest bucket that further processes time: above, no host has a part in the time, and each takes long."""
 
-EAGER_WITH_FULL_UP_TO = 1024
-"""Tokens up to which eager is timed again beside full recordings; above, launching is no part of the time."""
+EAGER_WITH_FULL_UP_TO = 128
+"""Tokens up to which eager is timed again beside full recordings; above, that of the breakable process will do."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from graphtune.cell_run import now, run_cell
+from graphtune.cell_run import CellProcess, finish_cell, now, start_cell
 from graphtune.commit import COMMIT_VARIABLE
 from graphtune.console import Progress
 from graphtune.device import Device
@@ -44,7 +44,9 @@ RESUME = "Free some space; the same command resumes."
 class SweepOptions:
     """How to go about it: start anew, run failed cells again, start no cell that would end after so many seconds.
 
-    ``commit`` is that of the code under test. ``worker`` is the command of another worker than graphtune's.
+    ``commit`` is that of the code under test. ``worker`` is the command of another worker than graphtune's. With
+    ``ahead`` the next cell's process imports torch while this one's still prepares itself; it touches no device before
+    its turn.
     """
 
     fresh: bool = False
@@ -53,6 +55,7 @@ class SweepOptions:
     cell_timeout_s: float = 1800.0
     commit: str | None = None
     worker: Sequence[str] | None = None
+    ahead: bool = False
 
 
 @dataclass
@@ -186,6 +189,7 @@ class _Sweep:
         self.last_s = 0.0
         self.spent_s = 0.0
         self.foreseen_s = 0.0
+        self.ahead: CellProcess | None = None
 
     def _note_commits(self, stored: Sweep) -> None:
         """Cells of several commits in one sweep are no error, but one figure of it may then be of two codes."""
@@ -199,6 +203,15 @@ class _Sweep:
 
     def run(self) -> SweepOutcome:
         self._adopt()
+        try:
+            self._run()
+        finally:
+            if self.ahead is not None:
+                self.ahead.worker.stop()
+        self._finish()
+        return self.outcome
+
+    def _run(self) -> None:
         queue = list(self.plan.cells)
         number = 0
         while queue:
@@ -215,7 +228,8 @@ class _Sweep:
                     self.writer.update(replace(self.writer.run, finished_at=None))
                 left_s = self._seconds_left([cell, *queue])
                 self.progress.cell_started(number, number + len(queue), describe(cell), self._foreseen(cell), left_s)
-                result = self._measure(cell)
+                following = next((other for other in queue if self._settled(other) is None), None)
+                result = self._measure(cell, following)
                 self._store(result)
                 self.outcome.measured += 1
                 self.progress.cell_ended(result.status, self.last_s, self._seconds_left(queue))
@@ -225,8 +239,6 @@ class _Sweep:
             rest = _left_by(cell, result)
             if rest is not None:
                 queue.insert(0, rest)
-        self._finish()
-        return self.outcome
 
     def _settled(self, cell: Cell) -> CellResult | None:
         """The stored result that makes running the cell again unnecessary."""
@@ -251,8 +263,12 @@ class _Sweep:
         for file in (self.path / RUNNING_FOLDER).glob(f"{result.cell_id}.*"):
             file.unlink(missing_ok=True)
 
-    def _measure(self, cell: Cell) -> CellResult:
-        """Run the cell in its own process. Its files stay under ``running/`` until its result is stored."""
+    def _measure(self, cell: Cell, following: Cell | None) -> CellResult:
+        """Run the cell in its own process. Its files stay under ``running/`` until its result is stored.
+
+        The process of the cell that follows is started beside it, so that both import at once and nothing else runs
+        while this one measures.
+        """
         free = shutil.disk_usage(self.path).free
         if free < LEAST_FREE_BYTES:
             raise InputError(f"only {format_bytes(free)} are free on this disk", where=str(self.path), action=RESUME)
@@ -260,16 +276,11 @@ class _Sweep:
         log_file = self.path / LOGS_FOLDER / f"{cell.id}.log"
         try:
             folder.mkdir(exist_ok=True)
-            run = run_cell(
-                cell,
-                folder,
-                log_file,
-                device=self.device.kind,
-                environment={**self.device.environment, COMMIT_VARIABLE: self.options.commit or ""},
-                timeout_s=self.options.cell_timeout_s,
-                on_stage=self.progress.stage,
-                worker=self.options.worker,
-            )
+            process = self._started_before(cell) or self._start(cell)
+            if self.options.ahead and self.ahead is None and following is not None:
+                self.ahead = self._start(following, ahead=True)
+            timeout_s = self.options.cell_timeout_s
+            run = finish_cell(process, log_file, timeout_s=timeout_s, on_stage=self.progress.stage)
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror}", where=str(folder), action=RESUME) from error
         if run.crash is not None and os.strerror(errno.ENOSPC) in run.crash:
@@ -278,6 +289,23 @@ class _Sweep:
         self.spent_s += run.seconds
         self.foreseen_s += self.expected_s(cell)
         return replace(run.result, log_path=f"{LOGS_FOLDER}/{cell.id}.log")
+
+    def _start(self, cell: Cell, *, ahead: bool = False) -> CellProcess:
+        return start_cell(
+            cell,
+            self.path / RUNNING_FOLDER,
+            device=self.device.kind,
+            environment={**self.device.environment, COMMIT_VARIABLE: self.options.commit or ""},
+            worker=self.options.worker,
+            ahead=ahead,
+        )
+
+    def _started_before(self, cell: Cell) -> CellProcess | None:
+        """The cell's process if one was started ahead and still waits. That of another cell goes on waiting."""
+        if self.ahead is None or self.ahead.cell.id != cell.id:
+            return None
+        process, self.ahead = self.ahead, None
+        return process if process.worker.alive else None
 
     def _foreseen(self, cell: Cell) -> float:
         """The estimate, corrected by how long earlier cells took against theirs."""

@@ -1,4 +1,4 @@
-"""Runs one cell in a process of its own and says how it ended. What the process measured is read by the caller."""
+"""One cell in a process of its own: started, waited for, and how it ended. What it measured is read by the caller."""
 
 from __future__ import annotations
 
@@ -36,46 +36,70 @@ class Ending:
         return self.exit_code is None
 
 
-def run_worker(
-    command: Sequence[str],
-    cell_file: Path,
-    result_file: Path,
-    log_file: Path,
-    *,
-    environment: Mapping[str, str],
-    timeout_s: float,
-    on_stage: StageHook,
-) -> Ending:
-    """Start the worker in a session of its own, so that a time-out ends everything it started, and wait for it.
+class WorkerProcess:
+    """A worker in a session of its own, so that stopping it ends everything it started.
 
-    Its stdout and stderr go to ``log_file``; lines of JSON with a ``stage`` on stdout go to ``on_stage`` instead. An
-    exception while waiting (Ctrl-C) stops the worker and passes on. OSError when the log cannot be opened.
+    One started ``ahead`` imports what takes long and touches no device, then waits for ``wait`` to be called.
     """
-    started = time.monotonic()
-    with log_file.open("ab", buffering=0) as log:
-        process = subprocess.Popen(
-            [*command, str(cell_file), str(result_file)],
-            stdin=subprocess.DEVNULL,
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        cell_file: Path,
+        result_file: Path,
+        *,
+        environment: Mapping[str, str],
+        ahead: bool = False,
+    ) -> None:
+        self._process = subprocess.Popen(
+            [*command, *(("--ahead",) if ahead else ()), str(cell_file), str(result_file)],
+            stdin=subprocess.PIPE if ahead else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # one pipe keeps the order of the two streams
             env=_environment(environment),
             start_new_session=True,
         )
-        assert process.stdout is not None
-        reader = threading.Thread(target=_read_stages, args=(process.stdout, log, on_stage), daemon=True)
-        reader.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it now; nothing when it has ended."""
+        _kill_group(self._process)
+
+    def wait(self, log_file: Path, *, timeout_s: float, on_stage: StageHook) -> Ending:
+        """Let it go on where it waits, and wait until it ends; the seconds are those from here.
+
+        Its stdout and stderr go to ``log_file``; lines of JSON with a ``stage`` on stdout go to ``on_stage`` instead.
+        An exception while waiting (Ctrl-C) stops the worker and passes on. OSError when the log cannot be opened.
+        """
+        started = time.monotonic()
+        process = self._process
         try:
-            exit_code: int | None = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            _kill_group(process)
-            exit_code = None
+            with log_file.open("ab", buffering=0) as log:
+                assert process.stdout is not None
+                reader = threading.Thread(target=_read_stages, args=(process.stdout, log, on_stage), daemon=True)
+                reader.start()
+                try:
+                    exit_code = self._ended(timeout_s)
+                finally:
+                    # A grandchild may hold the pipe open; its output is not worth waiting for.
+                    reader.join(GRACE_S)
         except BaseException:
             _end_group(process)
             raise
-        finally:
-            # A grandchild may hold the pipe open; its output is not worth waiting for.
-            reader.join(GRACE_S)
-    return Ending(exit_code, time.monotonic() - started)
+        return Ending(exit_code, time.monotonic() - started)
+
+    def _ended(self, timeout_s: float) -> int | None:
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError), self._process.stdin as line:
+                line.write(b"\n")
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return None
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -92,7 +92,7 @@ def test_both_workers_measure_and_only_recordings_sleep(
     loaded = load_recipe(ROOT / "recipes" / "quickstart.yaml", rounds.overrides([1, 4], 64))
     cell = rounds.tiny_cell(loaded, device)
     assert (cell.lists[0].sizes, cell.gate, cell.profile_sizes) == ((1, 4), False, ())
-    base, slowed = (rounds.Side(tmp_path / name, loaded, device, cell) for name in ("base", "slowed"))
+    base, slowed = (rounds.Side(tmp_path / name, loaded, device, cell, 1) for name in ("base", "slowed"))
     base.measure(rounds.WORKER)
     slowed.measure(rounds.SLEEPY_WORKER, {"SLEEP_US": json.dumps({"1": 20_000, "4": 20_000})})
     points = read_sweep(slowed.path).cells[0].points
@@ -100,5 +100,5 @@ def test_both_workers_measure_and_only_recordings_sleep(
     assert replayed and all(one.gpu_us is not None and min(one.gpu_us.us) >= 20_000 for one in replayed)
     eager = [one for one in points if one.execution == "eager"]
     assert eager and all(one.gpu_us is not None and min(one.gpu_us.us) < 20_000 for one in eager)
-    again = rounds.Side(tmp_path / "base", loaded, device, cell)
+    again = rounds.Side(tmp_path / "base", loaded, device, cell, 1)
     assert [result.cell_id for result in again.cells] == [replace(cell, process=1).id]

@@ -76,6 +76,45 @@ def test_a_second_call_measures_nothing(behave: Callable[..., Path], tmp_path: P
     assert read_sweep(out).finished_at == finished
 
 
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody waited for yet has, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("words", [{}, {MAIN_1: "leftover"}, {MAIN_1: "killed"}, {MAIN_2: "crash"}])
+def test_processes_started_ahead_change_nothing_but_the_wait(
+    behave: Callable[..., Path], tmp_path: Path, words: dict[str, str]
+) -> None:
+    folder = behave(**words)
+    run_made_up(tmp_path / "one by one")
+    alone = started(folder)
+    (folder / "started").unlink()
+    run_made_up(tmp_path / "ahead", ahead=True)
+    assert started(folder) == alone
+    assert statuses(tmp_path / "ahead") == statuses(tmp_path / "one by one")
+    waited = [int(pid) for pid in (folder / "waiting").read_text().split()]
+    assert len(waited) == 2
+    assert all(gone(pid) for pid in waited)
+
+
+def test_a_process_that_dies_while_it_waits_is_started_again(behave: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = behave(**{MAIN_1: "kill_waiting"}), tmp_path / "out"
+    outcome = run_made_up(out, ahead=True)
+    assert started(folder) == [MAIN_1, MAIN_2, CONTROL]
+    assert (outcome.measured, outcome.findings) == (3, [])
+
+
+def test_a_process_that_waits_ends_with_a_sweep_that_stops_early(behave: Callable[..., Path], tmp_path: Path) -> None:
+    folder = behave()
+    outcome = run_made_up(tmp_path / "out", ahead=True, time_budget_s=0.0)
+    assert (outcome.measured, outcome.left) == (1, 2)
+    waiting = folder / "waiting"
+    assert not waiting.exists() or all(gone(int(pid)) for pid in waiting.read_text().split())
+
+
 @pytest.mark.parametrize(
     ("behaviour", "status", "reason"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
+
+CORES_TO_START_AHEAD = 4
+"""With fewer, importing for the next process would disturb this one."""
 
 
 def sweep(
@@ -76,7 +80,8 @@ def sweep(
         typer.echo(_plan_json(plan, loaded) if json_ else _plan_table(plan, loaded, chosen, folder))
     _refuse_too_large(plan, loaded, chosen)
     if not dry_run:
-        options = SweepOptions(fresh, retry_failed, budget_s, loaded.recipe.limits.cell_timeout_s, tested)
+        timeout_s, ahead = loaded.recipe.limits.cell_timeout_s, len(os.sched_getaffinity(0)) >= CORES_TO_START_AHEAD
+        options = SweepOptions(fresh, retry_failed, budget_s, timeout_s, tested, ahead=ahead)
         _report(_run(plan, loaded, chosen, folder, options))
 
 

@@ -1,8 +1,9 @@
-"""One cell in one process: ``python -m graphtune.worker CELL.json RESULT.json [--device auto|cpu|cuda[:N]]``.
+"""One cell in one process: ``python -m graphtune.worker CELL.json RESULT.json [--device auto|cpu|cuda[:N]] [--ahead]``.
 
 Progress goes to stdout as JSON lines. The result is written at the end; ``RESULT.json.partial`` holds what is measured
 so far and is rewritten every few seconds. Exit status 0 means that a result was written; its status says
-how the cell ended.
+how the cell ended. With ``--ahead`` it imports torch, which touches no device, and begins at a line on stdin; the
+seconds are then those from there.
 """
 
 from __future__ import annotations
@@ -42,12 +43,18 @@ class Progress:
     model: ModelFacts | None = None
     ledger: Any = None
     measurement: Any = None
-    _last: float = STARTED
-    _saved_at: float = STARTED
+    began: float = STARTED
+
+    def __post_init__(self) -> None:
+        self._last = self._saved_at = self.began
 
     @property
     def partial_path(self) -> Path:
         return self.result_path.with_name(self.result_path.name + ".partial")
+
+    def spent(self) -> float:
+        """Seconds since the process began with its cell."""
+        return round(time.perf_counter() - self.began, 4)
 
     def reached(self, stage: str) -> None:
         """The seconds since the last stage were spent on this one."""
@@ -76,7 +83,7 @@ class Progress:
         seconds = dict(self.phase_seconds)
         if measured is not None:
             seconds |= {name: round(value, 4) for name, value in measured.seconds.items()}
-        seconds["total"] = round(time.perf_counter() - STARTED, 4)
+        seconds["total"] = self.spent()
         return CellResult(
             schema=SCHEMA,
             cell_id=self.cell.id,
@@ -112,10 +119,18 @@ def main() -> int:
     parser.add_argument("cell", type=Path)
     parser.add_argument("result", type=Path)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--ahead", action="store_true", help="import torch, then wait for a line on stdin")
     arguments = parser.parse_args()
     die_with_parent()
+    began = STARTED
+    if arguments.ahead:
+        import torch  # noqa: F401
+
+        if not sys.stdin.readline():
+            return 1  # whoever would have sent it is gone
+        began = time.perf_counter()
     cell = read_cell(arguments.cell)
-    progress = Progress(cell, arguments.result)
+    progress = Progress(cell, arguments.result, began=began)
     status, reason = _measure(cell, arguments.device, progress)
     progress.write(arguments.result, status, reason)
     progress.partial_path.unlink(missing_ok=True)
@@ -182,7 +197,7 @@ def _run(cell: Cell, device_name: str, progress: Progress) -> tuple[Status, str 
     if gpu is not None:
         environment = replace(environment, launch_cost_us=launch_cost_us())
     reached("eager_warmup")
-    progress.phase_seconds["first_measurement"] = round(time.perf_counter() - STARTED, 4)
+    progress.phase_seconds["first_measurement"] = progress.spent()
     if refused := refusal(cell.capture_limit, ledger.marks[-1]):
         return "oom", refused
     # Modules and weights live as long as the process: the collections around every capture need not look at them.

@@ -96,6 +96,29 @@ def with_kv_changed(check: GateCheck) -> GateCheck:
     return replace(check, kv_untouched=False, passed=False, reason=reason)
 
 
+def check_sizes(
+    cache: PagedKVCache, sizes: Sequence[int], check: Callable[[int, int], GateCheck]
+) -> tuple[GateCheck, ...]:
+    """``check(below, size)`` of every size, ascending, ``below`` being the size before it or 0.
+
+    The whole KV pool is summed before and after all of them; only when a page changed is it summed around every size,
+    to name the sizes that did it, which are all of them when it does not happen again.
+    """
+    buckets = list(zip((0, *sizes), sizes, strict=False))
+    before = cache.page_checksums()
+    checks = [check(below, size) for below, size in buckets]
+    if same_outside_sink(before, cache.page_checksums()):
+        return tuple(checks)
+    located = []
+    for below, size in buckets:
+        before = cache.page_checksums()
+        again = check(below, size)
+        located.append(again if same_outside_sink(before, cache.page_checksums()) else with_kv_changed(again))
+    if all(one.kv_untouched for one in located):
+        located = [with_kv_changed(one) for one in located]
+    return tuple(located)
+
+
 def same_outside_sink(before: torch.Tensor, after: torch.Tensor) -> bool:
     """True when no page but the sink has another checksum (pages,) than before."""
     return bool(torch.equal(before[1:], after[1:]))

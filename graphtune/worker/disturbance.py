@@ -24,7 +24,8 @@ class HostPace:
     """Tells how fast the host runs against the fastest it has shown.
 
     On shared machines a host falls to half its speed for a second or more at a time (seen on the H200's machine:
-    eager steps of 5 and 9 ms in turn), and an eager step is host time. A fixed piece of Python is timed.
+    eager steps of 5 and 9 ms in turn), and an eager step is host time. A fixed piece of Python is timed, short enough
+    to be looked at between any two samples.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class HostPace:
     def _spin() -> float:
         began = time.perf_counter()
         total = 0
-        for i in range(4000):
+        for i in range(1000):
             total += i
         return time.perf_counter() - began
 

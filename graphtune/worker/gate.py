@@ -9,11 +9,13 @@ size; KV outside the written slots must be equal bit for bit.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
 from graphtune.results import GateCheck
-from graphtune.worker.comparison import Comparison, compare, judge, same_outside_sink, with_kv_changed
+from graphtune.worker.comparison import Comparison, check_sizes, compare, judge
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.runners.buffers import LiveBatch, StaticBuffers
 from graphtune.worker.runners.decode import GraphDecode
@@ -30,34 +32,15 @@ def raw_sizes(size: int, below: int) -> tuple[int, ...]:
 def check_list(runner: GraphDecode, *, seed: int) -> tuple[GateCheck, ...]:
     """Run the gate over every captured size of a runner, ascending. Raises nothing for a wrong result: it is in the
     checks. Needs free request rows and pages for the largest size plus one victim request.
-
-    The whole KV pool is summed before and after the list; only when a page changed is it summed around every size, to
-    name the sizes that did it.
     """
     runner.check_weights()
-    cache = runner.eager.cache
-    before = cache.page_checksums()
-    checks = [_check_size(runner, size, below, seed=seed + size) for below, size in _buckets(runner)]
-    if same_outside_sink(before, cache.page_checksums()):
-        return tuple(checks)
-    located = []
-    for (below, size), check in zip(_buckets(runner), checks, strict=True):
-        before = cache.page_checksums()
-        _check_size(runner, size, below, seed=seed + size)
-        if not same_outside_sink(before, cache.page_checksums()):
-            check = with_kv_changed(check)
-        located.append(check)
-    return tuple(located)
+    check = partial(_check_size, runner, seed=seed)
+    return check_sizes(runner.eager.cache, runner.sizes, check)
 
 
-def _buckets(runner: GraphDecode) -> list[tuple[int, int]]:
-    """Each captured size with the one below it, ascending."""
-    return list(zip((0, *runner.sizes), runner.sizes, strict=False))
-
-
-def _check_size(runner: GraphDecode, size: int, below: int, *, seed: int) -> GateCheck:
+def _check_size(runner: GraphDecode, below: int, size: int, *, seed: int) -> GateCheck:
     eager, table, cache = runner.eager, runner.eager.table, runner.eager.cache
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(seed + size)
     page = cache.page_size
     raws = raw_sizes(size, below)
     longest = page * min(MAX_LENGTH_PAGES, table.pages_per_request, table.free_pages // (size + 1))

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
 
 from graphtune.results import GateCheck
-from graphtune.worker.comparison import Comparison, compare, judge, same_outside_sink, with_kv_changed
+from graphtune.worker.comparison import Comparison, check_sizes, compare, judge
 from graphtune.worker.graphs.shape_key import ShapeKey
 from graphtune.worker.runners.prefill import GraphPrefill
 from graphtune.worker.runners.prefill_buffers import LivePrefill, PrefillBuffers, live_prefill
@@ -43,24 +44,16 @@ def raw_tokens(size: int, below: int, waste_cap: float | None, padding: bool) ->
 def check_prefill(runner: GraphPrefill, *, seed: int) -> tuple[GateCheck, ...]:
     """Run the gate over every captured size of a runner, ascending. Raises nothing for a wrong result: it is in the
     checks. Needs pages for the largest size, ``SEVERAL`` prefixes and one victim request.
-
-    The whole KV pool is summed around every size.
     """
     runner.check_weights()
-    checks = []
-    for below, size in zip((0, *runner.sizes), runner.sizes, strict=False):
-        before = runner.eager.cache.page_checksums()
-        check = _check_size(runner, size, below, seed=seed + size)
-        if not same_outside_sink(before, runner.eager.cache.page_checksums()):
-            check = with_kv_changed(check)
-        checks.append(check)
-    return tuple(checks)
+    check = partial(_check_size, runner, seed=seed)
+    return check_sizes(runner.eager.cache, runner.sizes, check)
 
 
-def _check_size(runner: GraphPrefill, size: int, below: int, *, seed: int) -> GateCheck:
+def _check_size(runner: GraphPrefill, below: int, size: int, *, seed: int) -> GateCheck:
     eager, cache = runner.eager, runner.eager.cache
     raws = raw_tokens(size, below, runner.waste_cap, runner.padding)
-    results = [result for raw in raws for result in _results(runner, size, raw, seed=seed + raw)]
+    results = [result for raw in raws for result in _results(runner, size, raw, seed=seed + size + raw)]
     strays = runner.backend.strays(ShapeKey(size), {**eager.owners(), **eager.model.named_tensors()})
     return judge(size, raws, results, strays=strays, dtype=cache.pool.dtype)
 
