@@ -24,8 +24,8 @@ class HostPace:
     """Tells how fast the host runs against the fastest it has shown.
 
     On shared machines a host falls to half its speed for a second or more at a time (seen on the H200's machine:
-    eager steps of 5 and 9 ms in turn), and an eager step is host time. A fixed piece of Python is timed, short enough
-    to be looked at between any two samples.
+    eager steps of 5 and 9 ms in turn), and an eager step is host time. A fixed piece of Python is timed, long
+    enough that its fastest run is no rare luck: of a quarter of its length, every second sample was called disturbed.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class HostPace:
     def _spin() -> float:
         began = time.perf_counter()
         total = 0
-        for i in range(1000):
+        for i in range(4000):
             total += i
         return time.perf_counter() - began
 
