@@ -2,7 +2,8 @@
 
     torch's bytes   those of the list's first size alone, as measured, plus the growth that playing back the rest shows
     outside torch   bytes per executable, from lists that were the first of their process
-    interval        both, wider by what the random lists that were not held back were off
+    interval        both, wider by what the random lists that were not held back were off, and downwards by what was
+                    left of the segment that held the shared output of the first size alone
 
 The growth is scaled by one factor per phase and backend, fitted on those random lists: 1 where play-back is exact.
 """
@@ -75,11 +76,16 @@ class CheckedPrediction:
 
 @dataclass(frozen=True)
 class Alone:
-    """One size captured alone into an empty pool: its requests and the bytes measured."""
+    """One size captured alone into an empty pool: its requests and the bytes measured.
+
+    ``spare_bytes`` are beside the pool and beyond the shared output: that lay in a segment which a warm-up had left and
+    may lie in one of its own next time.
+    """
 
     trace: AllocationTrace
     torch_bytes: int
     executables: int
+    spare_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,7 @@ class MemoryPredictor:
         # Devices give memory in steps: no figure is known more closely, neither in torch nor outside it.
         known_to = outside.off_bytes + 2 * self.rules.segment_step_bytes
         below, above = known_to - min((0, *fit.errors_bytes)), known_to + max((0, *fit.errors_bytes))
+        below += known[captured_order(of)[0]].spare_bytes
         peak = max(total, torch_bytes - played.torch_bytes + played.peak_bytes)
         return Prediction(of, torch_bytes, outside_bytes, (max(0, total - below), total + above), peak)
 
@@ -216,6 +223,10 @@ def captured_order(of: CaptureList) -> tuple[int, ...]:
 def memory_predictor(cells: Iterable[CellResult]) -> MemoryPredictor | None:
     """A predictor from the captures for memory alone of a sweep; None where it has none."""
     cells = tuple(cells)
+    environment = next((cell.environment for cell in cells if cell.environment is not None), None)
+    if environment is None:
+        return None
+    rules = RULES[environment.graph_mechanism]
     alone: dict[Setting, dict[int, Alone]] = defaultdict(dict)
     drawn: list[CapturedList] = []
     for of in (of for cell in cells if cell.purpose == "memory" for of in cell.captured_lists if of.status == "ok"):
@@ -223,18 +234,25 @@ def memory_predictor(cells: Iterable[CellResult]) -> MemoryPredictor | None:
         if of.torch_bytes is None:
             continue
         if of.list.name.startswith(ALONE) and capture.trace is not None:
-            known = Alone(capture.trace, of.torch_bytes, executables_of(capture))
+            spare = spare_bytes(of, capture.trace, rules)
+            known = Alone(capture.trace, of.torch_bytes, executables_of(capture), spare)
             alone[setting_of(of.list)][capture.size] = known
         else:
             drawn.append(of)
-    environment = next((cell.environment for cell in cells if cell.environment is not None), None)
-    if not alone or environment is None:
+    if not alone:
         return None
     kinds = {(setting.phase, setting.backend) for setting in alone}
-    bare = MemoryPredictor(RULES[environment.graph_mechanism], alone, {kind: outside_of(cells, kind) for kind in kinds})
+    bare = MemoryPredictor(rules, alone, {kind: outside_of(cells, kind) for kind in kinds})
     drawn = [of for of in drawn if bare.knows(of.list)]
     fitted = replace(bare, fits={kind: _fit(bare, kind, drawn) for kind in kinds})
     return replace(fitted, checked=tuple(_checked(fitted, of) for of in drawn))
+
+
+def spare_bytes(of: CapturedList, trace: AllocationTrace, rules: PoolRules) -> int:
+    """What a size alone kept beside its pool beyond a segment for the shared output; 0 where nothing is shared."""
+    if not trace.shared_output_bytes or of.torch_bytes is None or of.pool_bytes is None:
+        return 0
+    return max(0, of.torch_bytes - of.pool_bytes - rules.segment_bytes(trace.shared_output_bytes))
 
 
 def executables_of(capture: Capture) -> int:

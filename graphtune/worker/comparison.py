@@ -97,14 +97,17 @@ def with_kv_changed(check: GateCheck) -> GateCheck:
 
 
 def check_sizes(
-    cache: PagedKVCache, sizes: Sequence[int], check: Callable[[int, int], GateCheck]
+    cache: PagedKVCache, sizes: Sequence[int], check: Callable[[int, int], GateCheck], most: int | None = None
 ) -> tuple[GateCheck, ...]:
-    """``check(below, size)`` of every size, ascending, ``below`` being the size before it or 0.
+    """``check(below, size)`` of every size, ascending, ``below`` being the size before it or 0. With ``most`` it is
+    that many sizes evenly chosen, the smallest and the largest among them.
 
     The whole KV pool is summed before and after all of them; only when a page changed is it summed around every size,
     to name the sizes that did it, which are all of them when it does not happen again.
     """
     buckets = list(zip((0, *sizes), sizes, strict=False))
+    if most is not None and most < len(buckets):
+        buckets = [buckets[round(at * (len(buckets) - 1) / (most - 1))] for at in range(most)]
     before = cache.page_checksums()
     checks = [check(below, size) for below, size in buckets]
     if same_outside_sink(before, cache.page_checksums()):

@@ -13,6 +13,8 @@ LOW_CLOCK = 0.9
 """A clock below this share of the highest one seen has dropped."""
 GPU_EVERY_S = 0.05
 """What the driver says is read no more often: a reading takes longer than a short step."""
+HOST_EVERY_S = 0.005
+"""Nor is the host looked at more often: that takes half a millisecond, a third of the shortest steps."""
 PATIENCE_S = 10.0
 """How long a process waits in all for a quiet host."""
 
@@ -24,20 +26,28 @@ class HostPace:
     """Tells how fast the host runs against the fastest it has shown.
 
     On shared machines a host falls to half its speed for a second or more at a time (seen on the H200's machine:
-    eager steps of 5 and 9 ms in turn), and an eager step is host time. A fixed piece of Python is timed, long
-    enough that its fastest run is no rare luck: of a quarter of its length, every second sample was called disturbed.
+    eager steps of 5 and 9 ms in turn), and an eager step is host time. A fixed piece of Python is timed, long enough
+    that its fastest run is no rare luck: with a quarter of its length, every second sample was called disturbed.
     """
 
     def __init__(self) -> None:
         self._fastest = math.inf
+        self._slowdown = 1.0
+        self._looked_at = -math.inf
         for _ in range(20):
-            self.slowdown()
+            self._look()
 
     def slowdown(self) -> float:
-        """Time of the fixed piece now over its fastest time so far."""
-        now = min(self._spin() for _ in range(3))
-        self._fastest = min(self._fastest, now)
-        return now / self._fastest
+        """Time of the fixed piece over its fastest time so far, now or ``HOST_EVERY_S`` ago at most."""
+        if time.perf_counter() - self._looked_at > HOST_EVERY_S:
+            self._look()
+        return self._slowdown
+
+    def _look(self) -> None:
+        took = min(self._spin() for _ in range(3))
+        self._fastest = min(self._fastest, took)
+        self._slowdown = took / self._fastest
+        self._looked_at = time.perf_counter()
 
     @staticmethod
     def _spin() -> float:

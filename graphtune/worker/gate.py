@@ -29,13 +29,14 @@ def raw_sizes(size: int, below: int) -> tuple[int, ...]:
     return tuple(sorted({below + 1, size}))
 
 
-def check_list(runner: GraphDecode, *, seed: int) -> tuple[GateCheck, ...]:
-    """Run the gate over every captured size of a runner, ascending. Raises nothing for a wrong result: it is in the
-    checks. Needs free request rows and pages for the largest size plus one victim request.
+def check_list(runner: GraphDecode, *, seed: int, most: int | None = None) -> tuple[GateCheck, ...]:
+    """Run the gate over every captured size of a runner, or over ``most`` of them, ascending. Raises nothing for a
+    wrong result: it is in the checks. Needs free request rows and pages for the largest size plus one victim
+    request.
     """
     runner.check_weights()
     check = partial(_check_size, runner, seed=seed)
-    return check_sizes(runner.eager.cache, runner.sizes, check)
+    return check_sizes(runner.eager.cache, runner.sizes, check, most)
 
 
 def _check_size(runner: GraphDecode, below: int, size: int, *, seed: int) -> GateCheck:

@@ -41,13 +41,14 @@ def raw_tokens(size: int, below: int, waste_cap: float | None, padding: bool) ->
     return tuple(sorted({fewest, size}))
 
 
-def check_prefill(runner: GraphPrefill, *, seed: int) -> tuple[GateCheck, ...]:
-    """Run the gate over every captured size of a runner, ascending. Raises nothing for a wrong result: it is in the
-    checks. Needs pages for the largest size, ``SEVERAL`` prefixes and one victim request.
+def check_prefill(runner: GraphPrefill, *, seed: int, most: int | None = None) -> tuple[GateCheck, ...]:
+    """Run the gate over every captured size of a runner, or over ``most`` of them, ascending. Raises nothing for a
+    wrong result: it is in the checks. Needs pages for the largest size, ``SEVERAL`` prefixes and one victim
+    request.
     """
     runner.check_weights()
     check = partial(_check_size, runner, seed=seed)
-    return check_sizes(runner.eager.cache, runner.sizes, check)
+    return check_sizes(runner.eager.cache, runner.sizes, check, most)
 
 
 def _check_size(runner: GraphPrefill, below: int, size: int, *, seed: int) -> GateCheck:

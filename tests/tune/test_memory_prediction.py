@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from graphtune.memory_cells import is_held_out, memory_cells
 from graphtune.plan import Cell
 from graphtune.recipe_keys import MemoryChoice
-from graphtune.results import CapturedList, CaptureList, CellResult, EventRun
+from graphtune.results import AllocationTrace, CapturedList, CaptureList, CellResult, EventRun
 from graphtune.tune.block_pool import TORCH_RULES, BlockPool
-from graphtune.tune.memory_prediction import MemoryPredictor, memory_predictor, two_sample_bytes
+from graphtune.tune.memory_prediction import MemoryPredictor, memory_predictor, spare_bytes, two_sample_bytes
 from graphtune.units import MIB
 from graphtune.worker.measurement import Measurement
 from graphtune.worker.memory import Ledger
@@ -182,3 +182,26 @@ def test_the_peak_holds_what_a_warm_up_takes_beside_the_pool_and_the_executables
     assert prediction is not None
     assert prediction.peak_bytes == prediction.torch_bytes + 74 * MIB + round(42 * MIB / 36)
     assert prediction.graph_bytes < prediction.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("output_mib", "beside_mib", "spare_mib"),
+    [
+        (16, 32, 16),  # in a segment that a warm-up had left
+        (16, 16, 0),  # in one of its own
+        (16, 0, 0),  # where something else had left room
+        (15.5, 16, 0),  # segments come in steps of 2 MiB
+        (5, 20, 0),  # and below 10 MiB in one size
+        (0, 32, 0),  # nothing shared
+    ],
+)
+def test_what_is_left_beside_the_shared_output_may_be_missing_elsewhere(
+    output_mib: float, beside_mib: int, spare_mib: int
+) -> None:
+    of = replace(
+        captured_list(CaptureList("alone-8", "prefill", "breakable", (8,))),
+        pool_bytes=224 * MIB,
+        torch_bytes=(224 + beside_mib) * MIB,
+    )
+    trace = AllocationTrace(0, (), shared_output_bytes=round(output_mib * MIB))
+    assert spare_bytes(of, trace, TORCH_RULES) == spare_mib * MIB

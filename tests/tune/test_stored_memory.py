@@ -60,5 +60,5 @@ def test_measured_lists_follow_from_sizes_recorded_alone_on_the_gpu() -> None:
     for measured, prediction in predicted:
         assert prediction is not None and measured.graph_bytes is not None
         low, high = prediction.interval
-        assert abs(prediction.graph_bytes - measured.graph_bytes) <= 2 * MIB, measured.list
+        assert abs(prediction.graph_bytes - measured.graph_bytes) <= 4 * MIB, measured.list
         assert low <= measured.graph_bytes <= high

@@ -80,6 +80,9 @@ class BreakableBackend(GraphBackend):
     def record(self, forward: Forward, barrier: Callable[[], None] | None) -> tuple[Segmented, float]:
         """Record one call in segments; returns them and the seconds spent on making segments launchable."""
 
+    def drop_free_memory(self) -> None:
+        """Give what the allocator holds and nobody uses back to the device."""
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for the device; called before each warm-up. Raises RuntimeError outside a session."""
@@ -98,6 +101,9 @@ class BreakableBackend(GraphBackend):
         # A forward's own no_grad is easily passed by when only its inner part is called.
         with torch.no_grad():
             output = warm_up(forward, post_warmup_hook, self.synchronize)
+            if self._output == "shared" and not self._rows.owned():
+                # The rows outlive the warm-ups and must not hold a larger block that those left behind.
+                self.drop_free_memory()
             rows = self._rows.like(output) if self._output == "shared" else None
             del output
             warmed = time.perf_counter()

@@ -60,6 +60,9 @@ class CudaBreakable(BreakableBackend):
             raise RuntimeError("capture_one() outside capture_session()")
         torch.cuda.synchronize()
 
+    def drop_free_memory(self) -> None:
+        torch.cuda.empty_cache()
+
     def record(self, forward: Forward, barrier: Callable[[], None] | None) -> tuple[Segmented, float]:
         torch.cuda.synchronize()
         forks = Forks(torch.cuda.current_stream())
