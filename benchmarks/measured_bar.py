@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 STEPS = 2000
 STEPS_OF_A_DRAW = 8  # twice as many as a sweep times in a row
-ATTEMPTS = 3  # at a draw: a disturbed one is taken again, the last one counts as it is
+AGAIN = 50  # disturbed draws that a list may take again; later ones count as they are
 ENGINE = "sglang"
 PREDICTED_BAR, SLOWER_BAR = 0.02, 0.01
 SEED = 7
@@ -158,6 +158,7 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
             failed = [size for size, outcome in runner.capture() if isinstance(outcome, CaptureFailure)]
             if failed:
                 raise SystemExit(f"sizes {failed} could not be captured")
+            again = 0
             times: list[float] = []
             clock.watch.wait()
             for at, (requests, context) in enumerate(case["draws"]):
@@ -166,14 +167,17 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
                     BatchSeries(engine.table, size=requests, context=context, vocab_size=vocabulary, seed=at)
                 ) as series:
                     step: Step = runner if requests <= of.sizes[-1] else engine.eager
-                    for attempt in range(ATTEMPTS):
+                    while True:
                         one_step(step, series)  # a batch of another size than before: servers keep one for many steps
                         taken: list[float] = []
                         while len(taken) < STEPS_OF_A_DRAW:
                             taken += clock.in_a_row(step, series)["step_us"]
                         if not clock.watch.now():
                             break
-                        disturbed += attempt == ATTEMPTS - 1
+                        if again == AGAIN:
+                            disturbed += 1
+                            break
+                        again += 1
                         clock.watch.wait()
                     times += taken
             means.append(sum(times) / len(times))
