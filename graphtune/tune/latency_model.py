@@ -1,5 +1,7 @@
 """Step time of one decode step from measured points: looked up where measured, interpolated between, never beyond.
 
+A replay's step is its device time and the host's part, which is made steady over sizes (``host_part``).
+
 Graph figures are measured on full buckets. Padded rows hold one KV token each, so a bucket that serves fewer requests
 reads only their KV: it is looked up at the context that gives a full bucket as many KV tokens in all. Attention does
 not cost the same for equal tokens (its work is cut into waves), so the figure is kept between two that were measured at
@@ -20,7 +22,8 @@ from typing import Literal, NamedTuple
 
 from graphtune.errors import Finding
 from graphtune.results import CellResult, Execution
-from graphtune.stats import COMBINED, PointKey, Time, all_medians, combined_us, undisturbed
+from graphtune.stats import COMBINED, STEADIED, PointKey, Time, all_medians, combined_us, undisturbed
+from graphtune.tune.host_part import steadied
 from graphtune.tune.stand_ins import with_stand_ins
 
 Provenance = Literal["measured", "interpolated"]
@@ -211,6 +214,16 @@ def latency_model(
         )
     attention = graph_points.most_common(1)[0][0]
     known = {_at_of(key): undisturbed(by) for key, by in medians.items() if key.attention == attention}
+    if time == "step_us":
+        device = all_medians(cells, "gpu_us")
+        known = steadied(
+            known,
+            {
+                _at_of(key): {process: one.us for process, one in device.get(key, {}).items()}
+                for key in medians
+                if key.attention == attention
+            },
+        )
     complete = with_stand_ins(known, kind=lambda at: at.execution)
     disturbed = frozenset(
         _at_of(key)
@@ -231,7 +244,8 @@ def latency_model(
         for process in sorted({process for by in known.values() for process in by})
     }
     combined = _table({at: combined_us(by) for at, by in complete.items()})
-    return LatencyModel(attention, time, combined, ids, eager_overhead_us, processes=processes, disturbed=disturbed)
+    statistic = STEADIED if time == "step_us" else COMBINED
+    return LatencyModel(attention, time, combined, ids, eager_overhead_us, statistic, processes, disturbed=disturbed)
 
 
 def _table(figures: Mapping[At, float]) -> dict[tuple[Execution, int], dict[int, float]]:
