@@ -19,6 +19,9 @@ from graphtune.worker.runners.prefill import GraphPrefill, PaddedPrefill
 from graphtune.worker.runners.series import BatchSeries, PrefillSeries
 from graphtune.worker.timing import Clock, Step, time_decode, time_prefill
 
+PREFILL_SHARE = 0.5
+"""Of ``max_seconds``, what a prefill may take: one reading tells all its times, where a decode step has three."""
+
 FEW_SAMPLES_ABOVE = 1024
 """Tokens above which a prefill is long enough for few samples to do."""
 
@@ -110,9 +113,10 @@ class Latency:
 
     def _prefill_measure(self, tokens: int) -> Measure:
         measure = self.cell.measure
+        seconds = PREFILL_SHARE * measure.max_seconds
         if tokens <= FEW_SAMPLES_ABOVE:
-            return measure
-        return replace(measure, min_samples=FEW_SAMPLES, max_seconds=min(measure.max_seconds, FEW_SAMPLES_S))
+            return replace(measure, max_seconds=seconds)
+        return replace(measure, min_samples=FEW_SAMPLES, max_seconds=min(seconds, FEW_SAMPLES_S))
 
     def _prefill_steps(
         self, runner: GraphPrefill, executions: tuple[Execution, ...], tokens: int
