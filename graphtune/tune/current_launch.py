@@ -170,7 +170,7 @@ def compare_current(current: Current, to: Comparing) -> CurrentAnswer:
     elif current.launch is None:
         absent["command"] = "a log does not tell the launch command; these are the flags to change in it"
     else:
-        changed = _changed(current.launch, budget, to, current.mem_fraction)
+        changed = _changed(current, current.launch, budget, to)
         if changed is None:
             absent["command"] = (
                 "its own settings stand in the way of the recommended list; the flags to bring in by hand"
@@ -226,15 +226,17 @@ def _signed(value: float, words: Callable[[float], str]) -> str:
     return f"{'−' if value < 0 else '+'}{words(abs(value))}"
 
 
-def _changed(launch: Launch, budget: KvBudget | None, to: Comparing, stated: float | None) -> Launch | None:
-    """The launch with the recommended list, limit and fraction; None where its own settings do not let them through."""
+def _changed(current: Current, launch: Launch, budget: KvBudget | None, to: Comparing) -> Launch | None:
+    """The launch with the recommended list, padding, limit and fraction; None where its own settings do not let them
+    through."""
+    padding = to.engine.dispatch.decode
     edits = [Edit("sizes", "decode", to.chosen.sizes)] if to.chosen.sizes else [Edit("mode", "decode", text="disabled")]
-    if to.engine.dispatch.decode_by_default is not None:
+    if to.chosen.sizes and current.padding != padding:
         edits.append(Edit("padding"))
     if to.limits.max_running_requests is not None:
         edits.append(Edit("limit", number=to.limits.max_running_requests))
     sized_first = budget is not None and budget.fraction_base == "free_before_load"
-    if budget is not None and (budget.fraction_changed or (sized_first and stated is not None)):
+    if budget is not None and (budget.fraction_changed or (sized_first and current.mem_fraction is not None)):
         edits.append(Edit("fraction", fraction=budget.fraction))
     changed: Launch | None = launch
     for edit in edits:
@@ -245,4 +247,4 @@ def _changed(launch: Launch, budget: KvBudget | None, to: Comparing, stated: flo
     run = next((run for run in resolution.phases if run.phase == "decode"), None)
     if run is None or resolution.refusals or (run.effective.sizes if run.graphs else ()) != to.chosen.sizes:
         return None
-    return changed
+    return changed if run.padding == padding or not run.graphs else None

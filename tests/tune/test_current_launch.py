@@ -62,6 +62,17 @@ def test_a_list_that_is_too_short_is_changed_and_the_rest_stays(command: str, en
         assert "enable_padding: true" in found.command.yaml
 
 
+@pytest.mark.parametrize("sizes", [" --cuda-graph-bs-decode 8 64 256", " --cuda-graph-max-bs-decode 16"])
+def test_a_launch_without_padding_gets_it_with_the_recommended_list(sizes: str) -> None:
+    """Left off, steps between the recommended sizes would run eager."""
+    found = asked(f"python -m sglang.launch_server --model-path m{sizes} --disable-cuda-graph-padding")
+    assert found.padding == "exact" and not found.leave_it
+    assert found.command is not None and "--disable-cuda-graph-padding" not in found.command.args
+    assert any("--disable-cuda-graph-padding" in edit for edit in found.edits)
+    again = asked(shlex.join(found.command.args))
+    assert again.padding == "always" and again.leave_it
+
+
 def test_a_good_list_is_left_alone() -> None:
     found = asked(f"sglang serve --cuda-graph-bs-decode {DENSE}")
     assert found.leave_it and found.command is None and not found.edits
