@@ -49,6 +49,10 @@ def prepare(sweep: Sweep, question: Question, steps: int = STEPS) -> dict[str, A
     """One case: what to capture, which steps to time, and what they are predicted to take."""
     answer = recommend(sweep, question)
     recommended = answer.engine(ENGINE).decode
+    if answer.engine(ENGINE).dispatch.decode == "exact":
+        raise SystemExit(
+            f"{sweep.path}: the recommended list is for a server without padding, which is not played here"
+        )
     if recommended is None or recommended.is_eager:
         raise SystemExit(f"{sweep.path}: nothing is captured on this traffic: {answer.engine(ENGINE).message}")
     default_of, default = best_default(answer)

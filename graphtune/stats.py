@@ -14,7 +14,7 @@ from graphtune.results import CellResult, Execution, Phase, Point, Samples
 Time = Literal["gpu_us", "host_us", "step_us", "plan_us", "fill_us", "launch_us", "overlap_us"]
 
 COMBINED = "median per process, geometric mean over processes"
-STEADIED = "median per process, a replay's host part over sizes near it, geometric mean over processes"
+STEADIED = "median per process, the host's part over sizes near each other, geometric mean over processes"
 """Of decode steps in a model: see tune/host_part."""
 LEAST_TOLERANCE = 0.01
 """No two times are told apart that differ by less, and what is assumed where only one process measured."""

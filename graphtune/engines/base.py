@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from graphtune.errors import InputError
 
@@ -110,7 +110,7 @@ class MemoryRule:
 @dataclass(frozen=True)
 class Edit:
     """One change of a launch: a capture list (``sizes``), its largest size or the limit of running requests
-    (``number``), what runs (``text``), padding on, or the memory fraction (``fraction``)."""
+    (``number``), what runs (``text``), padding (``on`` or off), or the memory fraction (``fraction``)."""
 
     what: Literal["sizes", "largest", "limit", "mode", "padding", "fraction"]
     phase: Literal["decode", "prefill"] = "decode"
@@ -118,6 +118,7 @@ class Edit:
     number: int = 0
     text: str = ""
     fraction: float = 0.0
+    on: bool = True
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class Engine(ABC):
     name: str
     version: str
     dispatch: Dispatch
+    padding_is_optional: ClassVar[bool] = False
 
     @abstractmethod
     def default_decode_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
@@ -184,6 +186,15 @@ class Engine(ABC):
         """The most running requests that the engine allows with a KV cache of ``kv_tokens``, by which it then cuts its
         decode list; None for an engine whose limit does not depend on it."""
         return None
+
+    def unpadded(self) -> Engine | None:
+        """The same engine told not to pad decode steps, so that only equal sizes are replayed; None where that cannot
+        be told or is told."""
+        if not self.padding_is_optional or self.dispatch.decode == "exact":
+            return None
+        own = self.dispatch.decode_by_default or self.dispatch.decode
+        dispatch = replace(self.dispatch, decode="exact", decode_by_default=None if own == "exact" else own)
+        return replace(self, dispatch=dispatch)  # type: ignore[type-var]
 
     def at_version(self, version: str) -> Engine:
         """The same engine at another version, such as ``0.5.23``."""

@@ -39,11 +39,10 @@ def decode_lists(answer: Recommendation) -> tuple[ShownList, ...]:
     found: list[ShownList] = []
     for one in answer.engines:
         if one.decode is not None:
-            padding = ENGINES[one.engine].dispatch.decode
-            found.append(ShownList((NAMES[one.engine],), one.decode.capture_sizes, padding, True))
+            found.append(ShownList((NAMES[one.engine],), one.decode.capture_sizes, one.dispatch.decode, True))
     for one in answer.engines:
         if one.default is not None:
-            dispatch = ENGINES[one.engine].dispatch
+            dispatch = one.dispatch
             name = f"{NAMES[one.engine]}'s default"
             padding = dispatch.decode_by_default or dispatch.decode
             found.append(ShownList((name,), one.default.capture_sizes, padding, False))

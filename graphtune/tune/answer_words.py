@@ -11,14 +11,15 @@ from graphtune.tune.recommendation import Limits
 from graphtune.units import format_bytes, format_us
 
 
-def sentence(choice: Choice, eager: Candidate | None, of: Measurements) -> str:
+def sentence(choice: Choice, eager: Candidate | None, of: Measurements, *, pads: bool = True) -> str:
     chosen = choice.chosen
     if not chosen.sizes:
         assert choice.runner_up is not None
         return _no_list_pays(choice.runner_up, chosen, of)
     known = {"bound": "at most ", "predicted": "a predicted "}
     graph_bytes = known.get(chosen.cost.provenance if chosen.cost else "", "") + format_bytes(chosen.graph_bytes)
-    text = f"capture {range_of(chosen.sizes)}: {format_us(chosen.step_us)} a step for {graph_bytes}"
+    off = "" if pads else " with padding off"
+    text = f"capture {range_of(chosen.sizes)}{off}: {format_us(chosen.step_us)} a step for {graph_bytes}"
     if of.distinguishes_eager and eager is not None:
         text += f", {eager.step_us / chosen.step_us:.2f} times as fast as {_eager_words(eager, of)}"
     if choice.within_noise and eager is not None:

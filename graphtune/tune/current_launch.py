@@ -24,6 +24,9 @@ from graphtune.units import format_bytes, format_duration_s, format_us
 
 WHERE = "--current"
 
+SETTINGS_FILE = "graphs.yaml"
+"""What a command to paste calls the file of settings that is printed beside it."""
+
 
 @dataclass(frozen=True)
 class Current:
@@ -176,7 +179,7 @@ def compare_current(current: Current, to: Comparing) -> CurrentAnswer:
                 "its own settings stand in the way of the recommended list; the flags to bring in by hand"
             )
         else:
-            command, edits = changed.flags(), edit_text(current.launch, changed)
+            command, edits = _to_paste(changed.flags()), edit_text(current.launch, changed)
     return CurrentAnswer(current.source, answer, current.padding, leave_it, message, changes, edits, command, absent)
 
 
@@ -188,6 +191,13 @@ def _kv_tokens(current: Current, candidate: Candidate, to: Comparing) -> int | N
     before_capture = to.engine.memory_rule(to.of.device, serving).base == "free_before_load"
     budget = budgets.of_bytes(0 if before_capture else candidate.graph_bytes, peak)
     return None if budget is None else budget.kv_tokens
+
+
+def _to_paste(command: Flags) -> Flags:
+    """The command with the option that hands it its settings, which are to be written to that file."""
+    if not command.args or command.yaml is None:
+        return command
+    return replace(command, args=(*command.args, "--config", SETTINGS_FILE))
 
 
 def _difference(one: ListAnswer, other: ListAnswer, figure: Callable[[ListAnswer], float | None]) -> float | None:
@@ -214,6 +224,8 @@ def _advice(candidate: Candidate, current: ListAnswer, recommended: ListAnswer, 
     if compared.faster or room or covers:
         why = "faster" if compared.faster else "more room for KV" if room else "more steps on graphs"
         return False, f"change it ({why}): {change}"
+    if ratio(candidate, chosen).faster:
+        return True, f"leave it: what your limits allow beside it is slower and leaves no more KV ({change})"
     within = f"within {max(compared.tolerance, LEAST_TOLERANCE):.1%}"
     return True, f"leave it: the recommended list is no faster ({within}) and leaves no more KV ({change})"
 
@@ -232,7 +244,7 @@ def _changed(current: Current, launch: Launch, budget: KvBudget | None, to: Comp
     padding = to.engine.dispatch.decode
     edits = [Edit("sizes", "decode", to.chosen.sizes)] if to.chosen.sizes else [Edit("mode", "decode", text="disabled")]
     if to.chosen.sizes and current.padding != padding:
-        edits.append(Edit("padding"))
+        edits.append(Edit("padding", on=padding != "exact"))
     if to.limits.max_running_requests is not None:
         edits.append(Edit("limit", number=to.limits.max_running_requests))
     sized_first = budget is not None and budget.fraction_base == "free_before_load"

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphtune.engines.base import Engine, Flags, GraphPlan, Padding, Serving
+from graphtune.stats import LEAST_TOLERANCE
 from graphtune.tune.answer_words import gaps_too_long, price_of_limits, sentence
-from graphtune.tune.beside_prefill import beside_prefill
+from graphtune.tune.beside_prefill import Beside, beside_prefill
 from graphtune.tune.candidates import (
     Candidate,
+    Choice,
     Evaluator,
     Step,
     choose,
     covering_most,
     eager_candidate,
     measured_candidates,
+    ratio,
 )
 from graphtune.tune.current_launch import Comparing, Current, compare_current
 from graphtune.tune.kv_budget import KvBudget, Round
@@ -82,7 +85,7 @@ def _answer(
         return replace(nothing_fits(engine, message, most), status="partial"), ()
     evaluator = Evaluator(steps, of.model)
     padding = engine.dispatch.decode
-    lists = _candidates(evaluator, of, padding, largest_size)
+    lists = _candidates(evaluator, of, padding, largest_size, limits)
     eager = eager_candidate(evaluator)
     rival = eager if of.distinguishes_eager else None
     beside = beside_prefill(engine, workload, limits, of, bare, evaluator, lists, rival)
@@ -92,6 +95,11 @@ def _answer(
     if choice is None:
         missed = nearest_miss(lists, beside.limits, beside.budgets, eager, of.memory)
         return nothing_fits(engine, gaps_too_long(limits, within, judge) if within else missed, most), ()
+    unpadded = engine.unpadded()
+    if unpadded is not None and _gains_unpadded(choice, evaluator, of, limits, beside, rival, largest_size):
+        answer, candidates = _answer(unpadded, workload, limits, of, judge, current, largest_size)
+        if answer.decode is not None and answer.decode.capture_sizes:
+            return answer, candidates
     listed = Lister(engine, of, beside.budgets, choice.chosen, evaluator)
     budget = beside.budgets(choice.chosen)
     asked_weight = sum(step.weight for step in possible)
@@ -108,7 +116,7 @@ def _answer(
         version=engine.version,
         dispatch=engine.dispatch,
         status="ok" if share == 1.0 and budget is not None else "partial",
-        message=sentence(choice, eager, of) + price_of_limits(choice, choose(beside.decode, rival)),
+        message=sentence(choice, eager, of, pads=padding != "exact") + _price_of_limits(limits, choice, beside, rival),
         decode=listed.explained(choice.chosen),
         default=_default(engine, evaluator, of, listed),
         eager=listed.explained(eager) if eager is not None else None,
@@ -128,6 +136,36 @@ def _answer(
     return answer, within if eager is None else (eager, *within)
 
 
+def _gains_unpadded(
+    choice: Choice,
+    evaluator: Evaluator,
+    of: Measurements,
+    limits: Limits,
+    beside: Beside,
+    rival: Candidate | None,
+    largest_size: int | None,
+) -> bool:
+    """Whether some list is faster without padding than the chosen one with it: where a long replay stands for a short
+    eager step. Asked for the mean step alone."""
+    if not of.distinguishes_eager or limits.objective != "step" or limits.slo_inter_token_us is not None:
+        return False
+    exact = solved_candidates(
+        evaluator,
+        of.memory,
+        "exact",
+        largest_size=largest_size,
+        max_graph_bytes=limits.max_graph_bytes,
+        below_us=choice.chosen.step_us * (1 - LEAST_TOLERANCE),
+    )
+    found = choose((one for one in exact if allowed(one, beside.limits, beside.budgets)), rival)
+    return found is not None and bool(found.chosen.sizes) and ratio(found.chosen, choice.chosen).faster
+
+
+def _price_of_limits(limits: Limits, choice: Choice, beside: Beside, rival: Candidate | None) -> str:
+    """In steps; another objective gives steps away by itself."""
+    return price_of_limits(choice, choose(beside.decode, rival)) if limits.objective == "step" else ""
+
+
 def _default(engine: Engine, evaluator: Evaluator, of: Measurements, listed: Lister) -> ListAnswer:
     """The engine's own list on the same traffic, under the engine's own padding rule."""
     sizes = engine.default_decode_sizes(of.device, of.serving)
@@ -137,19 +175,22 @@ def _default(engine: Engine, evaluator: Evaluator, of: Measurements, listed: Lis
 
 
 def _candidates(
-    evaluator: Evaluator, of: Measurements, padding: Padding, largest_size: int | None
+    evaluator: Evaluator, of: Measurements, padding: Padding, largest_size: int | None, limits: Limits
 ) -> tuple[Candidate, ...]:
-    """Measured lists and their prefixes, then what the solver finds beside them."""
-    traffic = Traffic(evaluator.steps, padding, largest_size)
+    """Measured lists and their prefixes, then what the solver finds beside them; none that serves no step."""
+    most_bytes = limits.max_graph_bytes
+    traffic = Traffic(evaluator.steps, padding, largest_size, most_bytes)
     if traffic not in of.candidates:
         measured = measured_candidates(evaluator, of.memory, padding, largest_size)
         if of.distinguishes_eager:
             known = {candidate.sizes for candidate in measured}
-            solved = solved_candidates(evaluator, of.memory, padding, largest_size=largest_size)
+            solved = solved_candidates(
+                evaluator, of.memory, padding, largest_size=largest_size, max_graph_bytes=most_bytes
+            )
             found = (*measured, *(candidate for candidate in solved if candidate.sizes not in known))
         else:  # where replay saves nothing, step times must not decide what runs eager
             found = covering_most(measured)
-        of.candidates[traffic] = found
+        of.candidates[traffic] = tuple(one for one in found if one.evaluation.coverage > 0)
     return of.candidates[traffic]
 
 

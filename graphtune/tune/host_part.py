@@ -1,10 +1,11 @@
-"""The host's part of replayed steps, made steady over sizes.
+"""The host's part of steps, made steady over sizes.
 
-A replay's step is its device time and what the host does before and after. The device's part is repeatable and differs
-from size to size, as kernels do. The host's part changes slowly with size, and a shared host moves it by more than
+A step is its device time and what the host does before and after. The device's part is repeatable and differs from
+size to size, as kernels do. The host's part changes slowly with size, and a shared host moves it by more than
 neighbouring sizes differ: left as measured it would let a list pad 16 requests to 17. So each size's host part is the
-median of those of the sizes near it, at the same context in the same process. What the device takes longer in a row
-than alone, under its power cap, is in that part too.
+median of those of the sizes near it that were measured undisturbed, at the same context in the same process. What the
+device takes longer in a row than alone, under its power cap, is in that part too. The device time of an eager step
+holds its waits for launches.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from graphtune.results import Execution
+from graphtune.stats import Median, undisturbed
 
 NEAR = 4
 """Requests by which sizes may differ and be near each other, however small they are."""
@@ -23,29 +25,40 @@ NEAR_SHARE = 0.25
 """The same as a share of the size."""
 
 Key = TypeVar("Key", bound="tuple[Execution, int, int]")
-ByProcess = Mapping[int, float]
+ByProcess = Mapping[int, Median]
 
 
 def steadied(steps: Mapping[Key, ByProcess], device: Mapping[Key, ByProcess]) -> dict[Key, dict[int, float]]:
-    """Step times in µs by (execution, context, size) and process, replays with their host part made steady.
+    """Step times in µs that count, by (execution, context, size) and process, with a steady host part.
 
-    ``device`` holds device times; a step without one stays as it is, and so do eager steps, which are the host's.
+    A step counts by its undisturbed device time and the host part near it, however its own host part was disturbed;
+    without either it counts as it was measured, and when it was disturbed, only where no other process has the point.
     """
-    rests: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-    replayed: dict[tuple[Key, int], float] = {}
+    rests: dict[tuple[Execution, int, int], dict[int, float]] = defaultdict(dict)
     for key, by in steps.items():
         execution, context, size = key
-        if execution == "graph":
-            for process in by.keys() & device.get(key, {}).keys():
-                replayed[key, process] = device[key][process]
-                rests[context, process][size] = by[process] - device[key][process]
-    steady = {key: dict(by) for key, by in steps.items()}
-    for (key, process), device_us in replayed.items():
-        _, context, size = key
-        steady[key][process] = device_us + _near(rests[context, process], size)
-    return steady
+        for process, us in _good(device.get(key, {})).items():
+            if process in by and not by[process].disturbed:
+                rests[execution, context, process][size] = by[process].us - us
+    counting: dict[Key, dict[int, float]] = {}
+    for key, by in steps.items():
+        execution, context, size = key
+        steady = {}
+        for process, us in _good(device.get(key, {})).items():
+            rest = _near(rests[execution, context, process], size) if process in by else None
+            if rest is not None:
+                steady[process] = us + rest
+        left = {process: one for process, one in by.items() if process not in steady}
+        counting[key] = steady | (_good(left) if steady else undisturbed(left))
+    return counting
 
 
-def _near(rest: Mapping[int, float], size: int) -> float:
+def _good(by: ByProcess) -> dict[int, float]:
+    return {process: one.us for process, one in by.items() if not one.disturbed}
+
+
+def _near(rest: Mapping[int, float], size: int) -> float | None:
+    """The median host part of the sizes near ``size``; None where none of them was measured undisturbed."""
     within = max(NEAR, NEAR_SHARE * size)
-    return statistics.median(part for other, part in rest.items() if abs(other - size) <= within)
+    near = [part for other, part in rest.items() if abs(other - size) <= within]
+    return statistics.median(near) if near else None

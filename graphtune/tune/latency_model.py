@@ -1,6 +1,6 @@
 """Step time of one decode step from measured points: looked up where measured, interpolated between, never beyond.
 
-A replay's step is its device time and the host's part, which is made steady over sizes (``host_part``).
+A step is its device time and the host's part, which is made steady over sizes (``host_part``).
 
 Graph figures are measured on full buckets. Padded rows hold one KV token each, so a bucket that serves fewer requests
 reads only their KV: it is looked up at the context that gives a full bucket as many KV tokens in all. Attention does
@@ -213,17 +213,12 @@ def latency_model(
             action="Run the sweep again with --retry-failed; the report names the cells that failed.",
         )
     attention = graph_points.most_common(1)[0][0]
-    known = {_at_of(key): undisturbed(by) for key, by in medians.items() if key.attention == attention}
+    measured = {_at_of(key): by for key, by in medians.items() if key.attention == attention}
     if time == "step_us":
         device = all_medians(cells, "gpu_us")
-        known = steadied(
-            known,
-            {
-                _at_of(key): {process: one.us for process, one in device.get(key, {}).items()}
-                for key in medians
-                if key.attention == attention
-            },
-        )
+        known = steadied(measured, {_at_of(key): device.get(key, {}) for key in medians if key.attention == attention})
+    else:
+        known = {at: undisturbed(by) for at, by in measured.items()}
     complete = with_stand_ins(known, kind=lambda at: at.execution)
     disturbed = frozenset(
         _at_of(key)

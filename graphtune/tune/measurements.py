@@ -27,6 +27,7 @@ class Traffic(NamedTuple):
     steps: tuple[Step, ...]
     padding: Padding
     largest_size: int | None
+    max_graph_bytes: int | None
 
 
 @dataclass(frozen=True)

@@ -193,11 +193,16 @@ def _cost(measured: MeasuredList, sizes: tuple[int, ...]) -> GraphCost:
     )
 
 
-def memory_model(cells: Iterable[CellResult], phase: Phase = "decode", backend: str | None = None) -> MemoryModel:
+def memory_model(
+    cells: Iterable[CellResult],
+    phase: Phase = "decode",
+    backend: str | None = None,
+    predictor: MemoryPredictor | None = None,
+) -> MemoryModel:
     """Read the captured lists of one phase, and one backend if named, of a sweep.
 
     Lists that failed or lack their bytes are left out, and so are those that were captured for memory alone or beside
-    another list: predictions stand on the former.
+    another list: predictions stand on the former. ``predictor`` is that of the same cells, where it is there already.
     """
     cells = tuple(cells)
     found: dict[ListKey, list[tuple[CellResult, CapturedList]]] = defaultdict(list)
@@ -211,7 +216,7 @@ def memory_model(cells: Iterable[CellResult], phase: Phase = "decode", backend: 
     return MemoryModel(
         lists,
         tuple(filter(None, map(_control, found.values()))),
-        memory_predictor(cells),
+        predictor or memory_predictor(cells),
         _size_seconds(captured_lists),
         tuple(cell.cell_id for cell in cells if cell.purpose == "memory" and cell.captured_lists),
     )

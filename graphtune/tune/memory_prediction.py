@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from graphtune.memory_cells import ALONE, is_held_out
@@ -115,14 +116,19 @@ class Fit:
 
 @dataclass(frozen=True)
 class MemoryPredictor:
-    """Predicts lists whose every size was captured alone under their setting."""
+    """Predicts lists whose every size was captured alone under their setting. ``drawn`` are the random lists."""
 
     rules: PoolRules
     alone: Mapping[Setting, Mapping[int, Alone]]
     outside: Mapping[tuple[str, str], Outside]
     fits: Mapping[tuple[str, str], Fit] = field(default_factory=dict)
-    checked: tuple[CheckedPrediction, ...] = ()
+    drawn: tuple[CapturedList, ...] = ()
     _played: dict[tuple[CaptureList, ...], Played] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def checked(self) -> tuple[CheckedPrediction, ...]:
+        """The random lists, predicted."""
+        return tuple(_checked(self, of) for of in self.drawn)
 
     def knows(self, of: CaptureList) -> bool:
         return set(of.sizes) <= set(self.alone.get(setting_of(of), ()))
@@ -244,8 +250,7 @@ def memory_predictor(cells: Iterable[CellResult]) -> MemoryPredictor | None:
     kinds = {(setting.phase, setting.backend) for setting in alone}
     bare = MemoryPredictor(rules, alone, {kind: outside_of(cells, kind) for kind in kinds})
     drawn = [of for of in drawn if bare.knows(of.list)]
-    fitted = replace(bare, fits={kind: _fit(bare, kind, drawn) for kind in kinds})
-    return replace(fitted, checked=tuple(_checked(fitted, of) for of in drawn))
+    return replace(bare, fits={kind: _fit(bare, kind, drawn) for kind in kinds}, drawn=tuple(drawn))
 
 
 def spare_bytes(of: CapturedList, trace: AllocationTrace, rules: PoolRules) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from graphtune.engines.base import Padding
 from graphtune.stats import LEAST_TOLERANCE
-from graphtune.tune.candidates import Candidate, Choice, Evaluator, cheapest, choose, covering_most, pareto
+from graphtune.tune.candidates import Candidate, Choice, Evaluator, cheapest, choose, covering_most, pareto, ratio
 from graphtune.tune.recommendation import Limits
 
 TAIL = 0.99
@@ -88,7 +88,7 @@ def choose_for(
         fast = [by_step.chosen, *by_step.ties] if limits.slo_inter_token_us is None else good
         return _choice(fast, [one.capture_s for one in fast], by_step.runner_up)
     figures = [_figure(limits, given[one.sizes]) for one in good]
-    return _choice(good, figures, by_step.runner_up)
+    return _choice(good, figures, by_step.runner_up, by_step=True)
 
 
 def meets(limits: Limits, of: Served) -> bool:
@@ -105,10 +105,15 @@ def _figure(limits: Limits, of: Served) -> float:
     return float("inf") if of.inter_token_p99_us is None else of.inter_token_p99_us
 
 
-def _choice(lists: Sequence[Candidate], figures: Sequence[float], runner_up: Candidate | None) -> Choice:
+def _choice(
+    lists: Sequence[Candidate], figures: Sequence[float], runner_up: Candidate | None, *, by_step: bool = False
+) -> Choice:
+    """The cheapest of the lists near the best figure; ``by_step`` of those of them that none is faster than."""
     least, of = min(figures), {one.sizes: figure for one, figure in zip(lists, figures, strict=True)}
     good = [one for one in lists if of[one.sizes] <= least * (1 + LEAST_TOLERANCE)]
-    chosen = cheapest(covering_most(good), lambda one: of[one.sizes])
+    fastest = min(good, key=lambda one: one.step_us)
+    fast = [one for one in good if not ratio(fastest, one).faster] if by_step else good
+    chosen = cheapest(covering_most(fast), lambda one: of[one.sizes])
     ties = tuple(sorted((c for c in good if c is not chosen), key=lambda c: c.step_us))
     others = (one for one, _ in sorted(zip(lists, figures, strict=True), key=lambda pair: pair[1]))
     return Choice(chosen, ties, next((one for one in others if one is not chosen), runner_up))

@@ -165,9 +165,10 @@ def _measurements(sweep: Sweep, cells: Sequence[CellResult], question: Question)
     facts = model_facts_of(cells)
     prefill = prefill_models(cells, question.eager_overhead_us)
     fixed, why_not = fixed_bytes_of(cells, facts, gpu, question.deployment)
+    memory = memory_model(cells)
     return Measurements(
         model=latency_model(cells, eager_overhead_us=question.eager_overhead_us),
-        memory=memory_model(cells),
+        memory=memory,
         noise=noise_between_processes(cells),
         disturbances=disturbances(cells),
         gpu=gpu,
@@ -182,7 +183,7 @@ def _measurements(sweep: Sweep, cells: Sequence[CellResult], question: Question)
         deployment=question.deployment,
         size_costs=size_costs(cells),
         prefill=prefill,
-        prefill_memory={backend: memory_model(cells, "prefill", backend) for backend in prefill},
+        prefill_memory={backend: memory_model(cells, "prefill", backend, memory.predictor) for backend in prefill},
     )
 
 

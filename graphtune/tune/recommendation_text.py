@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from graphtune.engines.base import Flags
 from graphtune.tune.bucket_worth import BucketWorth
+from graphtune.tune.current_launch import SETTINGS_FILE
 from graphtune.tune.kv_budget import KvBudget
 from graphtune.tune.recommendation import Caution, CurrentAnswer, EngineAnswer, ListAnswer, Recommendation, Simulated
 from graphtune.units import format_bytes, format_duration_s, format_us
@@ -146,7 +147,10 @@ def _current(of: CurrentAnswer) -> list[str]:
         return lines if of.leave_it else [*lines, *wrapped(of.absent["command"], indent="  ", hang="  ")]
     if of.command.args:
         lines += flag_lines(Flags(args=of.command.args), WIDTH)
-    return [*lines, *(flag_lines(Flags(yaml=of.command.yaml), WIDTH) if of.command.yaml else [])]
+    if of.command.yaml is None:
+        return lines
+    named = [f"{SETTINGS_FILE}:"] if of.command.args else []
+    return [*lines, *named, *flag_lines(Flags(yaml=of.command.yaml), WIDTH)]
 
 
 def alternatives(answer: EngineAnswer) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphtune.config_file import plain_json
 from graphtune.engines import engine_named
@@ -73,7 +73,7 @@ class SimulatedServer:
 def simulated_server(sweep: Sweep, question: ServerQuestion) -> SimulatedServer:
     """Raises InputError for what is missing or makes no sense, and Finding for a sweep without decode points."""
     stored = _recommended(question, sweep.model_name) if question.recommendation is not None else None
-    kv_tokens = question.kv_tokens or (stored[1] if stored else None)
+    kv_tokens = question.kv_tokens or (stored.kv_tokens if stored else None)
     if kv_tokens is None:
         raise InputError(
             "how many tokens the KV cache holds decides how many requests run at once",
@@ -91,14 +91,14 @@ def simulated_server(sweep: Sweep, question: ServerQuestion) -> SimulatedServer:
 
 
 def _list(
-    sweep: Sweep, question: ServerQuestion, most: int, stored: tuple[tuple[int, ...], int | None] | None
+    sweep: Sweep, question: ServerQuestion, most: int, stored: _Recommended | None
 ) -> tuple[tuple[int, ...], Padding, str]:
     """The capture list with the padding rule that holds for it, and where it comes from."""
     engine = engine_named(question.engine)
     if stored is not None and question.sizes is not None:
         raise InputError("is given beside --recommendation", where="--sizes", action="Leave one of them out.")
     if stored is not None:
-        return stored[0], engine.dispatch.decode, f"recommended for {engine.name}"
+        return stored.sizes, stored.padding, f"recommended for {engine.name}"
     text = question.sizes or "default"
     if text == "none":
         return (), engine.dispatch.decode, "no graphs"
@@ -142,8 +142,14 @@ def _page_size(sweep: Sweep) -> int:
     return next((int(cell.cell.get("page_size", 1)) for cell in sweep.cells if cell.model is not None), 1)
 
 
-def _recommended(question: ServerQuestion, model: str) -> tuple[tuple[int, ...], int | None]:
-    """Capture sizes and KV tokens of the engine's answer in a stored recommendation for the swept ``model``."""
+class _Recommended(NamedTuple):
+    sizes: tuple[int, ...]
+    padding: Padding
+    kv_tokens: int | None
+
+
+def _recommended(question: ServerQuestion, model: str) -> _Recommended:
+    """The decode list, its padding and KV tokens of the engine's answer in a stored recommendation for ``model``."""
     assert question.recommendation is not None
     where, values = str(question.recommendation), plain_json(question.recommendation)
     if (served := _at(_at(values, "sweep"), "model")) not in (None, model):
@@ -152,12 +158,16 @@ def _recommended(question: ServerQuestion, model: str) -> tuple[tuple[int, ...],
             where=where,
             action="Name the folder of a sweep of that model, or write a recommendation for this one.",
         )
-    name = engine_named(question.engine).name
+    engine = engine_named(question.engine)
+    name = engine.name
     answer: Any = _at(_at(values, "engines"), name)
     sizes, kv_tokens = _at(_at(answer, "decode"), "capture_sizes"), _at(_at(answer, "memory"), "kv_tokens")
     if not isinstance(sizes, list) or not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise InputError(f"holds no decode list for {name}", where=where, action="`recommend --json` writes one.")
-    return tuple(sorted(sizes)), kv_tokens if isinstance(kv_tokens, int) and kv_tokens >= 1 else None
+    padding: Padding = "exact" if _at(_at(answer, "dispatch"), "decode") == "exact" else engine.dispatch.decode
+    return _Recommended(
+        tuple(sorted(sizes)), padding, kv_tokens if isinstance(kv_tokens, int) and kv_tokens >= 1 else None
+    )
 
 
 def _at(values: Any, key: str) -> Any:

@@ -3,17 +3,19 @@
 Where bytes are not predicted, they are chosen out of each list that a sweep captured: a shorter list is known to take
 at most the bytes of a measured list that contains it, so that among the sizes of one measured list bytes and seconds do
 not tell lists apart. Where they are, out of all sizes that were captured and checked, for the largest of them and for
-some smaller ones, since a list takes more memory the larger its top.
+some smaller ones, since a list takes more memory the larger its top. A limit on bytes has a search of its own: for each
+top the best list that is within it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 import numpy as np
 
 from graphtune.engines.base import Padding
-from graphtune.tune.bucket_solver import MOST_GRAPHS, StepCosts, solve, step_costs
+from graphtune.tune.bucket_solver import MOST_GRAPHS, BestLists, StepCosts, solve, step_costs
 from graphtune.tune.candidates import COVERAGE_TOLERANCE, Candidate, Evaluator
 from graphtune.tune.memory_model import MeasuredList, MemoryModel
 
@@ -33,9 +35,13 @@ def solved_candidates(
     cap_factor: float | None = None,
     largest_size: int | None = None,
     max_graphs: int = MOST_GRAPHS,
+    max_graph_bytes: int | None = None,
+    below_us: float = math.inf,
     without: frozenset[int] = frozenset(),
 ) -> tuple[Candidate, ...]:
-    """The sizes with the least expected step for each number of graphs, where one more graph helps.
+    """The sizes with the least expected step for each number of graphs, where one more graph helps; with
+    ``max_graph_bytes``, where bytes are predicted, also those for each top within it. Only lists whose expected step is
+    below ``below_us``: predicting bytes is what takes time.
 
     Only sizes whose outputs were checked and passed are used, none above ``largest_size`` or in ``without``; equal
     sizes appear once.
@@ -50,13 +56,49 @@ def solved_candidates(
     for sizes in [every] if memory.predictor is not None else sorted({*usable, every} - {()}):
         columns = np.searchsorted(every, sizes)
         costs = step_costs(raw, weights, sizes, graph[:, columns], eager, padding=padding, cap_factor=cap_factor)
-        for chosen in _best_of_each(costs, max_graphs, tops):
+        best = solve(costs, max_graphs)
+        lists = _best_of_each(costs, best, tops, below_us)
+        if max_graph_bytes is not None and memory.predictor is not None:
+            lists += _within(best, memory, max_graph_bytes, below_us)
+        for chosen in lists:
             if chosen in found:
                 continue
             evaluation, cost = evaluator.evaluate(chosen, padding), memory.cost(chosen)
             if cost is not None and evaluation.expected_step_us is not None:
                 found[chosen] = Candidate(chosen, cost, evaluation)
     return tuple(found.values())
+
+
+def _within(best: BestLists, memory: MemoryModel, max_graph_bytes: int, below_us: float) -> list[tuple[int, ...]]:
+    """For each top, the best list of the most graphs that helps and is within the bytes, and those tried before it: one
+    more graph takes no less memory. Long lists take long to predict, so the search begins with short ones."""
+    found: list[tuple[int, ...]] = []
+    for top in range(1, best.expected_us.shape[1]):
+        helping = _helping(best, top)
+        if not helping or best.expected_us[helping[-1], top] >= below_us:
+            continue
+        within, beyond, at = -1, len(helping), 0
+        while within + 1 < beyond:
+            sizes = best.sizes(helping[at], top)
+            cost = memory.cost(sizes)
+            if cost is not None and cost.graph_bytes <= max_graph_bytes:
+                found.append(sizes)
+                within = at
+            else:
+                beyond = at
+            at = min(2 * within + 1, beyond - 1) if beyond == len(helping) else (within + beyond) // 2
+    return found
+
+
+def _helping(best: BestLists, top: int) -> list[int]:
+    """Numbers of graphs up to this top of which each has a shorter expected step than the one before."""
+    least, helping = float("inf"), []
+    for graphs in range(1, best.max_graphs + 1):
+        expected = float(best.expected_us[graphs, top])
+        if expected < least * (1 - ROUNDING):
+            least = expected
+            helping.append(graphs)
+    return helping
 
 
 def checked_sizes(memory: MemoryModel, largest_size: int | None = None) -> tuple[int, ...]:
@@ -72,10 +114,9 @@ def _checked(measured: MeasuredList, largest_size: int | None) -> tuple[int, ...
     )
 
 
-def _best_of_each(costs: StepCosts, max_graphs: int, tops: int) -> list[tuple[int, ...]]:
+def _best_of_each(costs: StepCosts, best: BestLists, tops: int, below_us: float) -> list[tuple[int, ...]]:
     """The best list for each number of graphs, the best of those whose top leaves the fewest steps above it, and the
     best up to each of ``tops`` sizes."""
-    best = solve(costs, max_graphs)
     above = np.array([costs.weights[costs.raw_sizes > size].sum() for size in (0, *costs.sizes)])
     covering = above <= above.min() + COVERAGE_TOLERANCE
     found: dict[tuple[int, ...], None] = {}
@@ -87,6 +128,8 @@ def _best_of_each(costs: StepCosts, max_graphs: int, tops: int) -> list[tuple[in
             expected = np.where(allowed, best.expected_us[graphs], np.inf)
             if expected.min() < least * (1 - ROUNDING):
                 least = float(expected.min())
+                if least >= below_us:
+                    continue
                 found[best.sizes(graphs, int(np.argmax(expected <= least * (1 + ROUNDING))))] = None
     return list(found)
 

@@ -53,19 +53,21 @@ class TraceTraffic:
 
 @dataclass(frozen=True)
 class Playback:
-    """A trace on the servers of one engine. ``load`` is how many times as dense as recorded it arrives."""
+    """A trace on the servers of one engine. ``load`` is how many times as dense as recorded it arrives, ``padding``
+    that of a list which is not said to have another; None for the engine's."""
 
     engine: Engine
     traffic: TraceTraffic
     of: Measurements
     prefill: PrefillTimes
     load: float = 1.0
+    padding: Padding | None = None
 
     def server(self, sizes: Sequence[int], kv_tokens: int, padding: Padding | None = None) -> SimulatedServer:
         """Raises InputError for sizes without step times."""
         traffic = self.traffic
         most = traffic.max_running_requests
-        times = step_times(self.of.model, sizes, most, padding or self.engine.dispatch.decode)
+        times = step_times(self.of.model, sizes, most, padding or self.padding or self.engine.dispatch.decode)
         limits = Server(most, max(kv_tokens, 1), traffic.chunk_size, traffic.page_size)
         return SimulatedServer(limits, times, self.prefill, "")
 
@@ -130,7 +132,7 @@ def answer_for_trace(
         settled = answer.decode.capture_sizes == sizes and times == playback.prefill
         seen.append((sizes, playback.prefill))
         sizes, kv_tokens = answer.decode.capture_sizes, answer.memory.kv_tokens
-        playback = replace(playback, prefill=times)
+        playback = replace(playback, prefill=times, padding=answer.dispatch.decode)
         if settled or len(seen) == MOST_ROUNDS or (sizes, times) in seen:
             return _with_simulations(replace(answer, settled=settled), playback, limits), candidates
 

@@ -60,6 +60,7 @@ def test_a_list_that_is_too_short_is_changed_and_the_rest_stays(command: str, en
         assert asked(shlex.join(found.command.args)).leave_it
     else:
         assert "enable_padding: true" in found.command.yaml
+        assert found.command.args[-2:] == ("--config", "graphs.yaml")
 
 
 @pytest.mark.parametrize("sizes", [" --cuda-graph-bs-decode 8 64 256", " --cuda-graph-max-bs-decode 16"])

@@ -115,8 +115,9 @@ def test_figures_stay_between_their_measured_neighbours(known: dict[int, float],
 
 
 def flagged(of: Point) -> Point:
-    assert of.step_us is not None
-    return replace(of, step_us=replace(of.step_us, flags=("host slowed down 1.8x",)))
+    assert of.step_us is not None and of.gpu_us is not None
+    flags = ("GPU clock dropped",)
+    return replace(of, step_us=replace(of.step_us, flags=flags), gpu_us=replace(of.gpu_us, flags=flags))
 
 
 def test_another_process_stands_in_for_a_disturbed_one_at_its_own_pace() -> None:

@@ -420,3 +420,18 @@ def test_damaged_lines_are_named_beside_the_answer() -> None:
     (caution,) = [one for one in checked(damaged)["warnings"] if one["code"] == "damaged_lines"]
     assert "line 2, 5" in caution["message"]
     assert "damaged_lines" not in codes(checked(recommend(RICH, Question(gpu_mem="80"))))
+
+
+@pytest.mark.parametrize("requests", [1, 100, 184, 256, 448, 512])
+def test_no_list_that_serves_no_step_is_named(requests: int) -> None:
+    for one in recommend(RICH, Question(gpu_mem="80", workload=f"steady {requests}")).engines:
+        for of in (one.decode, one.runner_up, *one.ties):
+            assert of is None or of.is_eager or of.coverage > 0
+
+
+def test_short_gaps_are_not_bought_with_longer_steps() -> None:
+    for one in recommend(RICH, Question(gpu_mem="141", objective="p99-itl")).engines:
+        assert one.decode is not None and one.decode.expected_step_us is not None
+        for tie in one.ties:
+            assert tie.expected_step_us is not None and one.decode.expected_step_us <= tie.expected_step_us * 1.02
+        assert "without the limits" not in (one.message or "")

@@ -6,14 +6,16 @@ import random
 from itertools import combinations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from graphtune.engines.base import Padding
 from graphtune.results import CaptureList
 from graphtune.tune.candidates import Evaluator, Step, pareto
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.memory_model import MemoryModel, memory_model
-from graphtune.tune.solved_candidates import solved_candidates
-from tests.synthetic import captured_list, cell_result, h200_sweep, latency_points
+from graphtune.tune.solved_candidates import checked_sizes, solved_candidates
+from tests.synthetic import MIB, captured_list, cell_result, h200_sweep, latency_points
 from tests.tune.test_memory_prediction import gpu_cells
 
 SIZES = (1, 2, 4, 6, 8, 12, 16)
@@ -87,3 +89,32 @@ def test_with_predicted_bytes_smaller_tops_are_candidates_too() -> None:
     assert len(tops) >= 5 and tops[-1] == 256
     front = pareto(found)
     assert len({candidate.graph_bytes for candidate in front}) > 5
+
+
+@given(st.integers(8, 160), st.integers(40, 256))
+@settings(max_examples=15, deadline=None)
+def test_a_limit_on_bytes_has_lists_that_use_it(limit_mib: int, most: int) -> None:
+    """Wherever one size alone is within the limit there is a list, and none of one size is faster than the best."""
+    of = h200_sweep()
+    memory = memory_model((*of.cells, *gpu_cells(1.0)))
+    evaluator = Evaluator([Step(n, 1.0, 1024.0) for n in range(1, most + 1)], latency_model(of.cells))
+    found = solved_candidates(evaluator, memory, "always", max_graph_bytes=limit_mib * MIB)
+    within = [one for one in found if one.graph_bytes <= limit_mib * MIB]
+    alone = [
+        evaluator.evaluate((size,), "always").expected_step_us
+        for size in checked_sizes(memory)
+        if (cost := memory.cost((size,))) is not None and cost.graph_bytes <= limit_mib * MIB
+    ]
+    steps = [us for us in alone if us is not None]
+    assert bool(steps) <= bool(within)
+    assert not steps or min(one.step_us for one in within) <= min(steps) * (1 + 1e-9)
+
+
+def test_lists_that_cannot_be_fast_enough_are_not_priced() -> None:
+    model, memory = measured(SIZES)
+    evaluator = Evaluator(some_steps(4), model)
+    every = solved_candidates(evaluator, memory, "always")
+    least = min(one.step_us for one in every)
+    fewer = solved_candidates(evaluator, memory, "always", below_us=least * 1.05)
+    assert {one.sizes for one in fewer} == {one.sizes for one in every if one.step_us < least * 1.05}
+    assert solved_candidates(evaluator, memory, "always", below_us=least) == ()

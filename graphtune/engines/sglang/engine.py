@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from graphtune.engines.base import MIB, DeviceFacts, Dispatch, Edit, Engine, Flags, GraphPlan, MemoryRule, Serving
 from graphtune.engines.launch import Launch
 from graphtune.engines.resolution import Resolution
 from graphtune.engines.sglang import edits, flags_out, lists, memory, options, resolve
+from graphtune.engines.sglang.options import NO_PADDING
 from graphtune.errors import InputError
 
 DISPATCH = Dispatch(
@@ -27,6 +29,7 @@ class SGLang(Engine):
     version: str = "0.5.23"
     name: str = "sglang"
     dispatch: Dispatch = DISPATCH
+    padding_is_optional: ClassVar[bool] = True
 
     def default_decode_sizes(self, device: DeviceFacts, serving: Serving) -> tuple[int, ...]:
         speculative = serving.spec_tokens > 0
@@ -60,7 +63,8 @@ class SGLang(Engine):
             return edits.with_backend(launch, edit.phase, edit.text)
         if edit.what == "fraction":
             return edits.with_fraction(launch, edit.fraction)
-        return launch.without("--disable-cuda-graph-padding")
+        bare = launch.without(NO_PADDING)
+        return bare if edit.on else bare.with_option(NO_PADDING)
 
     def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:
         if device.nvml_total_mib is None:

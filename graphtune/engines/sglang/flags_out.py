@@ -8,6 +8,7 @@ from typing import Any
 from graphtune.engines import read_back
 from graphtune.engines.base import DeviceFacts, Engine, Flags, GraphPlan, Serving, checked_sizes, version_tuple
 from graphtune.engines.launch import Launch, split_options
+from graphtune.engines.sglang.options import NO_PADDING
 from graphtune.errors import InputError
 from graphtune.graph_config import BACKENDS, Key, Layer, combine, serialise
 from graphtune.results import Phase
@@ -31,6 +32,8 @@ def write(engine: Engine, plan: GraphPlan, serving: Serving, device: DeviceFacts
             f"how SGLang {engine.version} spells its graph flags is not known here",
             action="They are known up to 0.5.10 and from 0.5.16 on.",
         )
+    if plan.decode and engine.dispatch.decode == "exact":
+        args += [NO_PADDING]
     if serving.max_running_requests is not None:
         args += ["--max-running-requests", str(serving.max_running_requests)]
     if plan.mem_fraction is not None:
@@ -86,5 +89,5 @@ def _deployment(serving: Serving) -> list[str]:
     if serving.role is not None:
         args += ["--disaggregation-mode", serving.role]
     if serving.padding is False:
-        args += ["--disable-cuda-graph-padding"]
+        args += [NO_PADDING]
     return args

@@ -24,6 +24,8 @@ SUFFIXES: dict[str, float] = {
     "Ti": 1024**4,
 }
 
+NO_PADDING = "--disable-cuda-graph-padding"
+
 _BACKEND = Spec("text", choices=BACKENDS)
 _SWITCH = Spec("switch")
 _INT = Spec("int")
@@ -43,7 +45,7 @@ TABLE: dict[str, Spec] = {
     "--disable-prefill-cuda-graph": _SWITCH,
     "--disable-decode-cuda-graph": _SWITCH,
     "--disable-cuda-graph": _SWITCH,
-    "--disable-cuda-graph-padding": _SWITCH,
+    NO_PADDING: _SWITCH,
     "--debug-cuda-graph": _SWITCH,
     "--enable-torch-compile": _SWITCH,
     "--torch-compile-max-bs": _INT,

@@ -23,8 +23,8 @@ def with_largest(launch: Launch, largest: int) -> Launch:
     return launch.with_setting((GRAPHS, "max_batch_size"), largest)
 
 
-def with_padding(launch: Launch) -> Launch:
-    return launch.with_setting((GRAPHS, "enable_padding"), True)
+def with_padding(launch: Launch, on: bool) -> Launch:
+    return launch.with_setting((GRAPHS, "enable_padding"), on)
 
 
 def with_fraction(launch: Launch, fraction: float) -> Launch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from graphtune.engines.base import (
     MIB,
@@ -42,6 +43,7 @@ class TensorRTLLM(Engine):
     version: str = "1.3"
     name: str = "tensorrt_llm"
     dispatch: Dispatch = DISPATCH
+    padding_is_optional: ClassVar[bool] = True
 
     @property
     def older(self) -> bool:
@@ -76,7 +78,7 @@ class TensorRTLLM(Engine):
             return edits.with_limit(launch, edit.number)
         if edit.what == "fraction":
             return edits.with_fraction(launch, edit.fraction)
-        return edits.with_padding(launch) if edit.what == "padding" else None
+        return edits.with_padding(launch, edit.on) if edit.what == "padding" else None
 
     def reserve_bytes(self, device: DeviceFacts, serving: Serving) -> int:
         """What the free-memory fraction leaves, with the whole device taken as free: an upper bound, since the

@@ -13,7 +13,7 @@ from graphtune.results import Phase
 
 
 def write(engine: Engine, plan: GraphPlan, serving: Serving, older: bool) -> Flags:
-    """YAML for ``plan``, with what the engine would still change of it. Padding is turned on: a list has gaps."""
+    """YAML for ``plan``, with what the engine would still change of it. Padding is said to be on or off."""
     if plan.kv_cache_bytes is not None:
         raise InputError("TensorRT-LLM takes no size of the KV cache in bytes", action="Give mem_fraction instead.")
     if plan.decode_backend not in (None, "full", "disabled"):
@@ -23,7 +23,7 @@ def write(engine: Engine, plan: GraphPlan, serving: Serving, older: bool) -> Fla
         settings["cuda_graph_config"] = None
     elif plan.decode is not None:
         sizes = checked_sizes(plan.decode, "decode")
-        settings["cuda_graph_config"] = {"enable_padding": True, "batch_sizes": sizes}
+        settings["cuda_graph_config"] = {"enable_padding": engine.dispatch.decode != "exact", "batch_sizes": sizes}
     settings.update(_prefill(plan, engine.version, older))
     if serving.max_running_requests is not None:
         settings["max_batch_size"] = serving.max_running_requests
