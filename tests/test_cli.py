@@ -228,3 +228,12 @@ def test_a_terminal_gets_a_bar_with_stage_and_time_left_and_keeps_the_lines(monk
     assert "[1/2] process 1: [2] lists, about 1 min 15 s" in terminal.getvalue()
     assert "[1/2] ok after 1 min 01 s" in terminal.getvalue()
     assert "a note" in terminal.getvalue()
+
+
+def test_a_long_error_fits_a_terminal_and_is_one_line_for_a_pipe() -> None:
+    from graphtune.cli.app import _message
+
+    text = "graphtune: a/b.yaml: " + "words " * 40 + "\n  Do this instead, " + "more " * 30
+    shown = _message(text, True)
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert shown.split() == text.split() and _message(text, False) == text

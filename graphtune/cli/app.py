@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -32,8 +33,17 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except GraphtuneError as error:
-            typer.echo(f"graphtune: {error}", err=True)
+            typer.echo(_message(f"graphtune: {error}", sys.stderr.isatty()), err=True)
             raise typer.Exit(error.exit_code) from error
+
+
+def _message(text: str, on_terminal: bool) -> str:
+    """In lines that fit a terminal, paths whole; for a file or a pipe as it is, so that it can be searched."""
+    if not on_terminal:
+        return text
+    from graphtune.terminal import wrapped
+
+    return "\n".join("\n".join(wrapped(line, following="  ", break_words=False)) for line in text.splitlines())
 
 
 app = typer.Typer(

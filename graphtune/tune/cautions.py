@@ -142,16 +142,12 @@ def _about_sweep(sweep: Sweep, facts: ModelFacts | None, of: Measurements) -> It
 
 
 def _disturbed(of: Disturbances) -> Caution:
-    left_out = of.disturbed - of.used
-    parts = []
-    if left_out:
-        parts.append(f"{left_out} are left out, because another process measured the same point undisturbed")
-    if of.used:
-        parts.append(f"{of.used} count, because no process measured the same point undisturbed")
+    by_none = f"; {of.used} of them were measured undisturbed by no process" if of.used else ""
     return Caution(
         "disturbed",
         f"{of.disturbed} of {of.medians} step times were taken while the machine was disturbed, as by other work on "
-        f"its CPU: {'; '.join(parts)}.",
+        f"its CPU{by_none}. A decode step among them counts by its device time and the host's part of sizes near it, "
+        "where these were undisturbed.",
         "Sweep with --fresh on a quieter machine if their share is large.",
     )
 

@@ -53,6 +53,11 @@ def steadied(steps: Mapping[Key, ByProcess], device: Mapping[Key, ByProcess]) ->
     return counting
 
 
+def only_disturbed(by: ByProcess, counting: Mapping[int, float]) -> bool:
+    """Whether every figure that counts is a step as it was measured while something disturbed it."""
+    return all(process in by and by[process] == Median(us, True) for process, us in counting.items())
+
+
 def _good(by: ByProcess) -> dict[int, float]:
     return {process: one.us for process, one in by.items() if not one.disturbed}
 

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 from graphtune.errors import Finding
 from graphtune.results import CellResult, Execution
 from graphtune.stats import COMBINED, STEADIED, PointKey, Time, all_medians, combined_us, undisturbed
-from graphtune.tune.host_part import steadied
+from graphtune.tune.host_part import only_disturbed, steadied
 from graphtune.tune.stand_ins import with_stand_ins
 
 Provenance = Literal["measured", "interpolated"]
@@ -52,7 +52,7 @@ class LatencyModel:
 
     ``statistic`` names what every figure is. ``cell_ids`` are the cells whose points are in it. ``processes`` holds the
     same points as each process measured them; ``stood_in`` are those of a process that others stood in for,
-    ``disturbed`` those that no process measured undisturbed.
+    ``disturbed`` those that count as measured while something disturbed them.
     """
 
     attention: str
@@ -220,11 +220,7 @@ def latency_model(
     else:
         known = {at: undisturbed(by) for at, by in measured.items()}
     complete = with_stand_ins(known, kind=lambda at: at.execution)
-    disturbed = frozenset(
-        _at_of(key)
-        for key, by in medians.items()
-        if key.attention == attention and all(one.disturbed for one in by.values())
-    )
+    disturbed = frozenset(at for at, by in measured.items() if only_disturbed(by, known[at]))
     ids = tuple(cell.cell_id for cell in cells if any(point.attention == attention for point in cell.points))
 
     processes = {
