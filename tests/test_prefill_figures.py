@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
 from graphtune.figures.breaks import draw_prefill_launches, head_bytes, prefill_launches
 from graphtune.figures.lists import joint_table, list_totals
@@ -192,6 +193,13 @@ def test_prefill_traffic_is_drawn_where_there_is_some() -> None:
     assert "mean 250.0" in draw_traffic(found).says
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures with their tables alone: drawing some fifty of them is most of a page's time."""
+    monkeypatch.setattr("graphtune.figures.base._svg", lambda *of, **more: Markup())
+
+
+@pytest.mark.usefixtures("without_pictures")
 def test_a_page_with_prefill_holds_its_figures_and_the_same_decode_figures() -> None:
     with_prefill, without = (page(of, QUESTION)["sections"] for of in (both_phases_sweep(), h200_sweep()))
     drawn = {one.slug: one for section in with_prefill for one in section.drawings}
@@ -208,6 +216,7 @@ def test_a_page_with_prefill_holds_its_figures_and_the_same_decode_figures() -> 
         assert drawn[slug].table == before[slug].table, slug
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_traffic_with_prefill_has_its_answer_in_the_cards_and_its_own_histogram() -> None:
     shown = page(both_phases_sweep(), ASKED)
     card = shown["cards"][0]

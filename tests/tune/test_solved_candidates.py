@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from itertools import combinations
 
 import pytest
@@ -79,10 +80,15 @@ def test_without_lists_or_steps_there_is_nothing_to_solve() -> None:
     assert solved_candidates(Evaluator(some_steps(3), model), MemoryModel((), ()), "always") == ()
 
 
-def test_with_predicted_bytes_smaller_tops_are_candidates_too() -> None:
+@cache
+def predicted() -> tuple[LatencyModel, MemoryModel]:
     of = h200_sweep()
-    memory = memory_model((*of.cells, *gpu_cells(1.0)))
-    evaluator = Evaluator([Step(n, 1.0, 1024.0) for n in range(1, 257)], latency_model(of.cells))
+    return latency_model(of.cells), memory_model((*of.cells, *gpu_cells(1.0)))
+
+
+def test_with_predicted_bytes_smaller_tops_are_candidates_too() -> None:
+    model, memory = predicted()
+    evaluator = Evaluator([Step(n, 1.0, 1024.0) for n in range(1, 257)], model)
     found = solved_candidates(evaluator, memory, "always")
     assert {candidate.cost.provenance for candidate in found if candidate.cost} <= {"predicted", "measured"}
     tops = sorted({candidate.sizes[-1] for candidate in found})
@@ -95,9 +101,8 @@ def test_with_predicted_bytes_smaller_tops_are_candidates_too() -> None:
 @settings(max_examples=15, deadline=None)
 def test_a_limit_on_bytes_has_lists_that_use_it(limit_mib: int, most: int) -> None:
     """Wherever one size alone is within the limit there is a list, and none of one size is faster than the best."""
-    of = h200_sweep()
-    memory = memory_model((*of.cells, *gpu_cells(1.0)))
-    evaluator = Evaluator([Step(n, 1.0, 1024.0) for n in range(1, most + 1)], latency_model(of.cells))
+    model, memory = predicted()
+    evaluator = Evaluator([Step(n, 1.0, 1024.0) for n in range(1, most + 1)], model)
     found = solved_candidates(evaluator, memory, "always", max_graph_bytes=limit_mib * MIB)
     within = [one for one in found if one.graph_bytes <= limit_mib * MIB]
     alone = [
