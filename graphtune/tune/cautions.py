@@ -327,9 +327,13 @@ def _about_eager_steps(answered: Sequence[EngineAnswer]) -> Iterator[Caution]:
     """Lists that leave steps without a graph: because eager is as fast there, or because no list serves them."""
     by_choice: list[str] = []
     for_want: list[str] = []
+    unpadded: list[str] = []
     for answer in answered:
         of = answer.decode
         if of is None or not of.capture_sizes or of.coverage is None or of.coverage >= 1.0 - COVERAGE_TOLERANCE:
+            continue
+        if answer.dispatch.decode == "exact":
+            unpadded.append(f"{1 - of.coverage:.1%} in {answer.engine}")
             continue
         words = f"{1 - of.coverage:.1%} above {of.capture_sizes[-1]} requests in {answer.engine}"
         chosen = answer.most_coverage is not None and answer.most_coverage > of.coverage + COVERAGE_TOLERANCE
@@ -339,6 +343,13 @@ def _about_eager_steps(answered: Sequence[EngineAnswer]) -> Iterator[Caution]:
             "eager_is_as_fast",
             f"Some steps run eager though measured lists would serve them: {', '.join(by_choice)}. Replay is slower "
             "there than graphtune's own eager path, which a server's eager step does not reach.",
+            "State how much longer your server's eager step takes with --eager-overhead-ms before relying on it.",
+        )
+    if unpadded:
+        yield Caution(
+            "padding_is_off",
+            f"Steps between the captured sizes run eager, because padding is off: {', '.join(unpadded)}. Padded, they "
+            "would take longer than graphtune's own eager path, which a server's eager step does not reach.",
             "State how much longer your server's eager step takes with --eager-overhead-ms before relying on it.",
         )
     if for_want:

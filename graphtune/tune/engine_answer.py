@@ -9,6 +9,7 @@ from graphtune.stats import LEAST_TOLERANCE
 from graphtune.tune.answer_words import gaps_too_long, price_of_limits, sentence
 from graphtune.tune.beside_prefill import Beside, beside_prefill
 from graphtune.tune.candidates import (
+    COVERAGE_TOLERANCE,
     Candidate,
     Choice,
     Evaluator,
@@ -17,7 +18,6 @@ from graphtune.tune.candidates import (
     covering_most,
     eager_candidate,
     measured_candidates,
-    ratio,
 )
 from graphtune.tune.current_launch import Comparing, Current, compare_current
 from graphtune.tune.kv_budget import KvBudget, Round
@@ -145,20 +145,27 @@ def _gains_unpadded(
     rival: Candidate | None,
     largest_size: int | None,
 ) -> bool:
-    """Whether some list is faster without padding than the chosen one with it: where a long replay stands for a short
-    eager step. Asked for the mean step alone."""
+    """Whether some list without padding is to be chosen before the chosen one with it: where a long replay stands for a
+    short eager step. Asked for the mean step alone."""
     if not of.distinguishes_eager or limits.objective != "step" or limits.slo_inter_token_us is not None:
         return False
+    # A list that is no faster can only be chosen for serving more steps.
+    may_serve_more = choice.chosen.evaluation.coverage < 1 - COVERAGE_TOLERANCE
     exact = solved_candidates(
         evaluator,
         of.memory,
         "exact",
         largest_size=largest_size,
         max_graph_bytes=limits.max_graph_bytes,
-        below_us=choice.chosen.step_us * (1 - LEAST_TOLERANCE),
+        below_us=choice.chosen.step_us * (1 + (LEAST_TOLERANCE if may_serve_more else -LEAST_TOLERANCE)),
     )
     found = choose((one for one in exact if allowed(one, beside.limits, beside.budgets)), rival)
-    return found is not None and bool(found.chosen.sizes) and ratio(found.chosen, choice.chosen).faster
+    if found is None or not found.chosen.sizes:
+        return False
+    if not choice.chosen.sizes:
+        return True
+    of_both = choose((choice.chosen, found.chosen), rival)
+    return of_both is not None and of_both.chosen is found.chosen
 
 
 def _price_of_limits(limits: Limits, choice: Choice, beside: Beside, rival: Candidate | None) -> str:
@@ -177,7 +184,7 @@ def _default(engine: Engine, evaluator: Evaluator, of: Measurements, listed: Lis
 def _candidates(
     evaluator: Evaluator, of: Measurements, padding: Padding, largest_size: int | None, limits: Limits
 ) -> tuple[Candidate, ...]:
-    """Measured lists and their prefixes, then what the solver finds beside them; none that serves no step."""
+    """Measured lists and their prefixes, then what the solver finds beside them; none that hardly serves a step."""
     most_bytes = limits.max_graph_bytes
     traffic = Traffic(evaluator.steps, padding, largest_size, most_bytes)
     if traffic not in of.candidates:
@@ -190,7 +197,7 @@ def _candidates(
             found = (*measured, *(candidate for candidate in solved if candidate.sizes not in known))
         else:  # where replay saves nothing, step times must not decide what runs eager
             found = covering_most(measured)
-        of.candidates[traffic] = tuple(one for one in found if one.evaluation.coverage > 0)
+        of.candidates[traffic] = tuple(one for one in found if one.evaluation.coverage > COVERAGE_TOLERANCE)
     return of.candidates[traffic]
 
 

@@ -233,14 +233,17 @@ def _earned(of: BucketWorth) -> str:
 
 
 def _compared(of: ListAnswer) -> str:
-    """How the recommended step compares with that of this list: what it gains or loses in each process."""
+    """How the recommended step compares with that of this list: what it gains or loses in each process, or in one and
+    in the figures shown, which may rest on others too."""
     ratio = of.chosen_over_this
     if ratio is None:
         return "-"
     if not (ratio.faster or ratio.slower):
         return f"same within {ratio.tolerance:.1%}"
-    gains = sorted(f"{abs(1 - one) * 100:.1f}" for one in ratio.by_process or (ratio.combined,))
-    return f"{'-'.join(dict.fromkeys((gains[0], gains[-1])))}% {'shorter' if ratio.faster else 'longer'}"
+    ratios = ratio.by_process if len(ratio.by_process) > 1 else (*ratio.by_process, ratio.combined)
+    gains = sorted(abs(1 - one) for one in ratios)
+    shown = dict.fromkeys(f"{gain * 100:.1f}" for gain in (gains[0], gains[-1]))
+    return f"{'-'.join(shown)}% {'shorter' if ratio.faster else 'longer'}"
 
 
 def _step(of: ListAnswer) -> str:

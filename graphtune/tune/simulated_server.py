@@ -98,7 +98,8 @@ def _list(
     if stored is not None and question.sizes is not None:
         raise InputError("is given beside --recommendation", where="--sizes", action="Leave one of them out.")
     if stored is not None:
-        return stored.sizes, stored.padding, f"recommended for {engine.name}"
+        off = ", padding off" if stored.padding == "exact" and engine.dispatch.decode != "exact" else ""
+        return stored.sizes, stored.padding, f"recommended for {engine.name}{off}"
     text = question.sizes or "default"
     if text == "none":
         return (), engine.dispatch.decode, "no graphs"

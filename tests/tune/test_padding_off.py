@@ -63,6 +63,17 @@ def test_an_engine_that_always_pads_takes_the_smaller_pair() -> None:
     assert found.decode.capture_sizes == (8, 100)
 
 
+def test_a_list_without_padding_that_is_as_fast_wins_where_it_serves_more_steps() -> None:
+    """Within 1 % of each other: 8 with padding serves a third of the steps, 256 without it two thirds."""
+    of = small_sweep((8, 256), graph_us=(1000.0, 6000.0), eager_us=(1260.0, 6130.0))
+    asked = Question(gpu_mem="80", workload=traffic({8: 1.0, 256: 2.0}), engines=("sglang",), max_graphs=1)
+    answer = recommend(of, asked)
+    checked(answer)
+    (found,) = answer.engines
+    assert found.decode is not None and found.dispatch.decode == "exact" and found.decode.capture_sizes == (256,)
+    assert "padding_is_off" in {caution.code for caution in answer.warnings}
+
+
 @pytest.mark.parametrize("engine", list(ENGINES))
 def test_with_a_graph_for_every_size_padding_stays_on(engine: str) -> None:
     found = answered(engine, max_graphs=None)

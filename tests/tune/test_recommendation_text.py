@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from graphtune.engines import ENGINES
 from graphtune.engines.base import DeviceFacts, Flags, GraphPlan, Serving
+from graphtune.stats import Ratio
 from graphtune.tune import bucket_worth
 from graphtune.tune.recommend import Question, recommend
-from graphtune.tune.recommendation_text import as_text, bucket_words, flag_lines, warnings_text
+from graphtune.tune.recommendation_text import _compared, as_text, bucket_words, flag_lines, warnings_text
 from tests.synthetic import MIB, cpu_sweep, h200_sweep
 
 RICH = h200_sweep()
@@ -134,3 +135,20 @@ def test_gains_are_shown_as_each_process_saw_them() -> None:
     text = as_text(recommend(RICH, Question(gpu_mem="80", workload="steady 1", engines=("sglang",))))
     row = next(line for line in text.splitlines() if line.strip().startswith("recommended is"))
     assert "same within 1.0%" in row and "% shorter" in row
+
+
+@pytest.mark.parametrize(
+    ("by_process", "combined", "shown"),
+    [
+        ((1.097, 1.115), 1.106, "9.7-11.5% longer"),
+        ((0.976,), 0.97, "2.4-3.0% shorter"),
+        ((0.95, 0.95), 0.95, "5.0% shorter"),
+        ((), 1.2, "20.0% longer"),
+    ],
+)
+def test_a_range_of_gains_ascends_and_holds_what_the_figures_show(
+    by_process: tuple[float, ...], combined: float, shown: str
+) -> None:
+    answer = recommend(h200_sweep(), Question(gpu_mem="80", engines=("sglang",))).engine("sglang")
+    assert answer.eager is not None
+    assert _compared(replace(answer.eager, chosen_over_this=Ratio(combined, by_process))) == shown
