@@ -77,22 +77,6 @@ def finish_cell(process: CellProcess, log_file: Path, *, timeout_s: float, on_st
     return Run(replace(left, status=cast(Status, status), reason=reason, finished_at=now()), ending.seconds, crash)
 
 
-def run_cell(
-    cell: Cell,
-    folder: Path,
-    log_file: Path,
-    *,
-    device: str,
-    environment: Mapping[str, str],
-    timeout_s: float,
-    on_stage: StageHook,
-    worker: Sequence[str] | None = None,
-) -> Run:
-    """``start_cell`` and ``finish_cell`` in one."""
-    process = start_cell(cell, folder, device=device, environment=environment, worker=worker)
-    return finish_cell(process, log_file, timeout_s=timeout_s, on_stage=on_stage)
-
-
 def now() -> str:
     """This second in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

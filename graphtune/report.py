@@ -259,7 +259,8 @@ def _sections(sweep: Sweep, answer: Recommendation | None) -> list[Section]:
     cells = sweep.cells
     decode, prefill = of_phase(cells, "decode"), of_phase(cells, "prefill")
     model = _model(decode)
-    measured = (memory_model(cells, "decode"), memory_model(cells, "prefill"))
+    of_decode = memory_model(cells, "decode")
+    measured = (of_decode, memory_model(cells, "prefill", predictor=of_decode.predictor))
     on_cpu = sweep.device == "cpu"
     shares = memory.divisions(answer) if answer else ()
     first = ledger.first_ledger(cells)

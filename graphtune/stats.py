@@ -111,7 +111,7 @@ def combined_us(by_process: Mapping[int, float]) -> float:
 
 @dataclass(frozen=True)
 class Disturbances:
-    """How many medians there are, how many of them are disturbed, and how many of those count for want of others."""
+    """How many medians there are, how many of them are disturbed, and how many of those no process has undisturbed."""
 
     medians: int
     disturbed: int

@@ -276,9 +276,11 @@ class _Sweep:
         log_file = self.path / LOGS_FOLDER / f"{cell.id}.log"
         try:
             folder.mkdir(exist_ok=True)
-            process = self._started_before(cell) or self._start(cell)
+            waiting = self._started_before(cell)
             if self.options.ahead and self.ahead is None and following is not None:
                 self.ahead = self._start(following, ahead=True)
+            # Last, so that no process is left running when a file cannot be written.
+            process = waiting or self._start(cell)
             timeout_s = self.options.cell_timeout_s
             run = finish_cell(process, log_file, timeout_s=timeout_s, on_stage=self.progress.stage)
         except OSError as error:

@@ -80,9 +80,15 @@ def sweep(
         typer.echo(_plan_json(plan, loaded) if json_ else _plan_table(plan, loaded, chosen, folder))
     _refuse_too_large(plan, loaded, chosen)
     if not dry_run:
-        timeout_s, ahead = loaded.recipe.limits.cell_timeout_s, len(os.sched_getaffinity(0)) >= CORES_TO_START_AHEAD
+        timeout_s = loaded.recipe.limits.cell_timeout_s
+        ahead = _usable_cores() >= CORES_TO_START_AHEAD
         options = SweepOptions(fresh, retry_failed, budget_s, timeout_s, tested, ahead=ahead)
         _report(_run(plan, loaded, chosen, folder, options))
+
+
+def _usable_cores() -> int:
+    """Cores that this process may run on, where the system tells (Linux), else all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _say(text: str) -> None:

@@ -115,21 +115,15 @@ def _same_device(swept: str, device: Device) -> None:
 
 
 def _run(cell: Cell, device: Device) -> CellResult:
-    from graphtune.cell_run import run_cell
+    from graphtune.cell_run import finish_cell, start_cell
     from graphtune.console import progress_on
 
     progress = progress_on()
     try:
         with tempfile.TemporaryDirectory(prefix="graphtune-verify-") as folder:
-            return run_cell(
-                cell,
-                Path(folder),
-                Path(folder) / "log.txt",
-                device=device.kind,
-                environment=device.environment,
-                timeout_s=TIMEOUT_S,
-                on_stage=progress.stage,
-            ).result
+            process = start_cell(cell, Path(folder), device=device.kind, environment=device.environment)
+            log_file = Path(folder) / "log.txt"
+            return finish_cell(process, log_file, timeout_s=TIMEOUT_S, on_stage=progress.stage).result
     finally:
         progress.close()
 

@@ -74,7 +74,7 @@ def _within(best: BestLists, memory: MemoryModel, max_graph_bytes: int, below_us
     more graph takes no less memory. Long lists take long to predict, so the search begins with short ones."""
     found: list[tuple[int, ...]] = []
     for top in range(1, best.expected_us.shape[1]):
-        helping = _helping(best, top)
+        helping = _helping(best.expected_us[:, top])
         if not helping or best.expected_us[helping[-1], top] >= below_us:
             continue
         within, beyond, at = -1, len(helping), 0
@@ -90,11 +90,11 @@ def _within(best: BestLists, memory: MemoryModel, max_graph_bytes: int, below_us
     return found
 
 
-def _helping(best: BestLists, top: int) -> list[int]:
-    """Numbers of graphs up to this top of which each has a shorter expected step than the one before."""
-    least, helping = float("inf"), []
-    for graphs in range(1, best.max_graphs + 1):
-        expected = float(best.expected_us[graphs, top])
+def _helping(expected_us: np.ndarray) -> list[int]:
+    """Numbers of graphs, from 1, of which each has a shorter expected step than all before; one figure for each number,
+    that of none included."""
+    least, helping = math.inf, []
+    for graphs, expected in enumerate(expected_us[1:].tolist(), start=1):
         if expected < least * (1 - ROUNDING):
             least = expected
             helping.append(graphs)
@@ -123,14 +123,12 @@ def _best_of_each(costs: StepCosts, best: BestLists, tops: int, below_us: float)
     limits = {round(at * len(costs.sizes) / (tops + 1)) for at in range(1, tops + 1)} - {0}
     up_to = [np.arange(len(covering)) <= limit for limit in sorted(limits)]
     for allowed in (np.ones_like(covering), covering, *up_to):
-        least = float("inf")
-        for graphs in range(1, best.max_graphs + 1):
-            expected = np.where(allowed, best.expected_us[graphs], np.inf)
-            if expected.min() < least * (1 - ROUNDING):
-                least = float(expected.min())
-                if least >= below_us:
-                    continue
-                found[best.sizes(graphs, int(np.argmax(expected <= least * (1 + ROUNDING))))] = None
+        expected = np.where(allowed, best.expected_us, np.inf)
+        least = expected.min(axis=1)
+        for graphs in _helping(least):
+            if least[graphs] < below_us:
+                top = int(np.argmax(expected[graphs] <= least[graphs] * (1 + ROUNDING)))
+                found[best.sizes(graphs, top)] = None
     return list(found)
 
 

@@ -113,10 +113,10 @@ def check_sizes(
     if same_outside_sink(before, cache.page_checksums()):
         return tuple(checks)
     located = []
-    for below, size in buckets:
+    for (below, size), first in zip(buckets, checks, strict=True):
         before = cache.page_checksums()
-        again = check(below, size)
-        located.append(again if same_outside_sink(before, cache.page_checksums()) else with_kv_changed(again))
+        check(below, size)
+        located.append(first if same_outside_sink(before, cache.page_checksums()) else with_kv_changed(first))
     if all(one.kv_untouched for one in located):
         located = [with_kv_changed(one) for one in located]
     return tuple(located)

@@ -74,3 +74,17 @@ def test_a_change_that_does_not_happen_again_is_not_passed_over(sizes: list[int]
 
     checks = check_sizes(cache, sizes, checking(act, []))
     assert not any(check.passed for check in checks) and all(check.reason for check in checks)
+
+
+def test_a_failure_that_does_not_happen_again_is_kept_while_the_change_is_located() -> None:
+    cache = a_cache()
+    seen: list[int] = []
+
+    def check(below: int, size: int) -> GateCheck:
+        cache.pool[0, 0, 2] += 1.0
+        seen.append(size)
+        wrong = seen.count(4) == 1 and size == 4
+        return GateCheck(size, (size,), True, 0.0, 0.0, 1e-5, True, not wrong, "NaN in the output" if wrong else None)
+
+    checks = check_sizes(cache, [2, 4], check)
+    assert [one.reason for one in checks] == ["KV outside the written slots changed", "NaN in the output"]
