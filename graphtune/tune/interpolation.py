@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from graphtune.stats import nine_of_ten
 from graphtune.tune.latency_model import LatencyModel
@@ -28,13 +27,12 @@ class Interpolation:
 
 
 def interpolation_of(model: LatencyModel) -> Interpolation:
-    """Leave-one-out errors over the sizes of every context."""
+    """Leave-one-out errors over the inner sizes of every context, each put back as the model would."""
     errors = []
     for context in model.contexts():
-        column = model.table["graph", context]
-        sizes = model.sizes("graph", context)
-        for (low, size), (_, high) in pairwise(pairwise(sizes)):
-            share = (size - low) / (high - low)
-            guess = column[low] * (1 - share) + column[high] * share
-            errors.append(abs(guess / column[size] - 1))
+        for size in model.sizes("graph", context)[1:-1]:
+            measured = model.table["graph", context][size]
+            guess = model.without(size, context).graph(size, context)
+            assert guess is not None  # it has a neighbour on each side
+            errors.append(abs(guess.us / measured - 1))
     return Interpolation(nine_of_ten(sorted(errors)) if errors else None, len(errors))

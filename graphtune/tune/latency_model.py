@@ -2,11 +2,16 @@
 
 A step is its device time and the host's part, which is made steady over sizes (``host_part``).
 
+A size is measured at the main context, most are at no other. Which kernels it runs shows at any context, what its KV
+tokens cost changes smoothly with size: at another context it is its figure at the main one and the difference that
+context makes to the measured sizes around it.
+
 Graph figures are measured on full buckets. Padded rows hold one KV token each, so a bucket that serves fewer requests
 reads only their KV: it is looked up at the context that gives a full bucket as many KV tokens in all. Attention does
 not cost the same for equal tokens (its work is cut into waves), so the figure is kept between two that were measured at
 the context itself: at most that of the full bucket and, below that, at least that of as many requests in a bucket of
-their own. With one measured context padded rows are charged as full ones.
+their own, less what the larger bucket is faster by at the lowest context (a matrix product of 4 rows can take less time
+than one of 1). With one measured context padded rows are charged as full ones.
 
 Eager figures are graphtune's own eager path at the raw size, a lower bound of a server's.
 """
@@ -16,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -86,7 +91,7 @@ class LatencyModel:
     @property
     def main_context(self) -> int:
         """The context with the most measured sizes, the smaller of two equals."""
-        return max(self.contexts(), key=lambda context: (len(self.sizes("graph", context)), -context))
+        return self._main_contexts["graph"]
 
     def nearest_context(self, context_tokens: float) -> float:
         """The context itself inside the measured range, else the end of the range that is next to it."""
@@ -111,10 +116,20 @@ class LatencyModel:
         spread = self.graph(padded_size, min(full, max(lowest, full * raw_size / padded_size)))
         if spread is None:
             return None
-        least = self.graph(raw_size, full)
+        least = self._without_kernels(raw_size, padded_size, full, lowest)
         figure = max((one for one in (spread, least) if one is not None), key=_us)
         figure = min((one for one in (figure, most) if one is not None), key=_us)
         return figure._replace(provenance="interpolated")
+
+    def _without_kernels(self, raw_size: int, padded_size: int, full: float, lowest: float) -> StepFigure | None:
+        """``raw_size`` requests in a bucket of their own at context ``full``, less what that bucket takes longer than
+        ``padded_size`` at the ``lowest`` context. There KV counts least: compared over equal KV tokens, for which
+        attention does not take equal time, large batches came out 5 % too fast."""
+        own, own_lowest = self.graph(raw_size, full), self.graph(raw_size, lowest)
+        padded_lowest = self.graph(padded_size, lowest)
+        if own is None or own_lowest is None or padded_lowest is None:
+            return own
+        return own._replace(us=own.us - max(0.0, own_lowest.us - padded_lowest.us))
 
     def step(self, raw_size: int, bucket: int | None, context_tokens: float) -> StepFigure | None:
         """The step of ``raw_size`` requests of ``context_tokens`` each in ``bucket``, or eager where it is None.
@@ -130,13 +145,19 @@ class LatencyModel:
             )
         return self._steps[key]
 
+    def without(self, size: int, context_tokens: int) -> LatencyModel:
+        """The model without the graph figure of one size at one context, to see how well the others tell it."""
+        at: tuple[Execution, int] = ("graph", context_tokens)
+        left = {other: us for other, us in self.table[at].items() if other != size}
+        return replace(self, table={**self.table, at: left}, processes={})
+
     def eager(self, raw_size: int, context_tokens: float) -> StepFigure | None:
         """The eager step at ``raw_size``, with the eager overhead added; None beyond what was measured."""
         figure = self._at("eager", raw_size, context_tokens)
         return figure and figure._replace(us=figure.us + self.eager_overhead_us)
 
     def _at(self, execution: Execution, size: int, context_tokens: float) -> StepFigure | None:
-        """Linear between neighbours, first in size at each neighbouring context, then in context.
+        """Between neighbours, first in size at each neighbouring context, then in context.
 
         A context that lacks the size (large batches at long contexts may not fit) counts as not measured there.
         """
@@ -145,9 +166,29 @@ class LatencyModel:
             self._by_size[key] = {
                 context: figure
                 for context in self.contexts(execution)
-                if (figure := between(self._columns[execution, context], size)) is not None
+                if (figure := self._at_measured(execution, size, context)) is not None
             }
         return between(self._by_size[key], context_tokens)
+
+    def _at_measured(self, execution: Execution, size: int, context: int) -> StepFigure | None:
+        """A size at a measured context: as measured, else by what that context makes different, else linear in size."""
+        column = self._columns[execution, context]
+        if size in column:
+            return column[size]
+        base = between(self._columns[execution, self._main_contexts[execution]], size)
+        difference = between(self._differences[execution, context], size)
+        if base is None or difference is None or base.us + difference.us <= 0:
+            return between(column, size)
+        return StepFigure(base.us + difference.us, "interpolated", min(base.own, difference.own))
+
+    @cached_property
+    def _main_contexts(self) -> dict[Execution, int]:
+        """The context with the most measured sizes, the smaller of two equals."""
+        return {
+            run: max(contexts, key=lambda context: (len(self.table[run, context]), -context))
+            for run, contexts in self._contexts.items()
+            if contexts
+        }
 
     @cached_property
     def _contexts(self) -> dict[Execution, tuple[int, ...]]:
@@ -166,6 +207,19 @@ class LatencyModel:
                 for size, us in sorted(column.items())
             }
             for (run, context), column in self.table.items()
+        }
+
+    @cached_property
+    def _differences(self) -> dict[tuple[Execution, int], dict[int, StepFigure]]:
+        """What each context adds to the main one, at sizes measured at both."""
+        mains = {run: self._columns[run, context] for run, context in self._main_contexts.items()}
+        return {
+            (run, context): {
+                size: StepFigure(one.us - mains[run][size].us, "measured", min(one.own, mains[run][size].own))
+                for size, one in column.items()
+                if size in mains[run]
+            }
+            for (run, context), column in self._columns.items()
         }
 
     @cached_property
