@@ -1,14 +1,19 @@
 """Recommended and default lists replayed on real batches: predicted against measured mean step.
 
     python benchmarks/measured_bar.py --prepare CASES.json --trace conv.csv SWEEP... [--load 1 --load 80%]
+    python benchmarks/measured_bar.py --predict CASES.json SWEEP...
     python benchmarks/measured_bar.py --run CASES.json [--device auto]
 
 Preparing needs no GPU: for each sweep and load it plays the trace, takes the recommended list and the fastest of the
 engines' default lists, draws 2,000 decode steps from the batches that the trace makes (250 draws of eight steps in a
-row, after one that is not timed), and predicts their mean step. Running starts a fresh process for each case, which
-loads the model, captures one list after the other and times exactly these steps, above a list's top eagerly. The bars:
-predicted within 2 % of measured, recommended at most 1 % slower than the default. Exit status 1 when a bar is missed;
-on a CPU no bar is applied, because a tape saves no time.
+row, after one that is not timed), and predicts their mean step. ``--predict`` predicts the same steps from other sweeps
+of the same models: the host's part of a step is that of a machine, so the sweep should be of the machine that replays.
+
+Running starts a fresh process for each case, which loads the model, captures the sizes of both lists and times exactly
+these steps, padded as each list pads them, above its top eagerly. Both lists take their turn at every draw: what moves
+the host moves both. One step of each draw is timed with the device alone. The bars: predicted within 2 % of measured,
+recommended at most 1 % slower than the default. Exit status 1 when a bar is missed; on a CPU no bar is applied, because
+a tape saves no time.
 """
 
 from __future__ import annotations
@@ -34,12 +39,13 @@ from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation import EngineAnswer, ListAnswer, Recommendation
 
 if TYPE_CHECKING:
+    from graphtune.worker.runners.decode import GraphDecode
     from graphtune.worker.runners.series import BatchSeries
-    from graphtune.worker.timing import Step
+    from graphtune.worker.timing import Clock, Step
 
 STEPS = 2000
 STEPS_OF_A_DRAW = 8  # twice as many as a sweep times in a row
-AGAIN = 50  # disturbed draws that a list may take again; later ones count as they are
+AGAIN = 50  # disturbed draws that may be taken again; later ones count as they are
 ENGINE = "sglang"
 PREDICTED_BAR, SLOWER_BAR = 0.02, 0.01
 SEED = 7
@@ -56,11 +62,10 @@ def prepare(sweep: Sweep, question: Question, steps: int = STEPS) -> dict[str, A
     if recommended is None or recommended.is_eager:
         raise SystemExit(f"{sweep.path}: nothing is captured on this traffic: {answer.engine(ENGINE).message}")
     default_of, default = best_default(answer)
-    model = latency_model(sweep.cells)
     lists = {"recommended": capture_list(recommended, recommended), default_of: capture_list(default, recommended)}
+    model = latency_model(sweep.cells)
     draws, share = drawn(answer, model, [of.sizes for of in lists.values()], steps // STEPS_OF_A_DRAW)
-    return {
-        "sweep": str(sweep.path),
+    case = {
         "model": sweep.model_name,
         "device": sweep.device_name,
         "traffic": answer.engine(ENGINE).workload.source if answer.engine(ENGINE).workload else answer.workload.source,
@@ -68,9 +73,9 @@ def prepare(sweep: Sweep, question: Question, steps: int = STEPS) -> dict[str, A
         "share": share,
         "lists": [asdict(of) for of in lists.values()],
         "names": list(lists),
-        "predicted_us": [predicted_us(model, of.sizes, draws) for of in lists.values()],
         "cell": asdict(replace(cell_of(sweep, draws, tuple(lists.values())))),
     }
+    return predict(case, sweep)
 
 
 def best_default(answer: Recommendation) -> tuple[str, ListAnswer]:
@@ -109,8 +114,22 @@ def drawn(
     return draws, sum(weights.values()) / total
 
 
-def predicted_us(model: LatencyModel, sizes: tuple[int, ...], draws: list[tuple[int, int]]) -> float:
+def predict(case: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
+    """The case with the mean step, and the mean device time, that ``sweep`` predicts of its draws under each list."""
+    steps, device = latency_model(sweep.cells), latency_model(sweep.cells, time="gpu_us")
+    sizes = [tuple(of["sizes"]) for of in case["lists"]]
+    return {
+        **case,
+        "sweep": str(sweep.path),
+        "predicted_us": [mean_us(steps, of, case["draws"]) for of in sizes],
+        "predicted_gpu_us": [mean_us(device, of, case["draws"]) for of in sizes],
+    }
+
+
+def mean_us(model: LatencyModel, sizes: tuple[int, ...], draws: list[tuple[int, int]]) -> float:
     figures = [model.step(n, bucket_for(n, sizes, "always"), context) for n, context in draws]
+    if None in figures:
+        raise SystemExit("the sweep has no figure for some of the drawn steps; take one with the same sizes")
     return sum(figure.us for figure in figures if figure is not None) / len(figures)
 
 
@@ -152,47 +171,58 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
     else:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream())  # eager steps, captures and replays share one stream
-    means, disturbed = [], 0
+    union = replace(cell.lists[0], sizes=tuple(sorted({size for of in cell.lists for size in of.sizes})))
+    times: list[list[float]] = [[] for _ in cell.lists]
+    device_times: list[list[float]] = [[] for _ in cell.lists]
+    again = disturbed = 0
     with torch.inference_mode():
         engine = build(cell, device, lambda stage: None)
         engine.warm_up()
         clock = Clock(device, gpu)
-        for of in cell.lists:
-            runner = engine.decode_runner(of)
-            failed = [size for size, outcome in runner.capture() if isinstance(outcome, CaptureFailure)]
-            if failed:
-                raise SystemExit(f"sizes {failed} could not be captured")
-            again = 0
-            times: list[float] = []
-            clock.watch.wait()
-            for at, (requests, context) in enumerate(case["draws"]):
-                vocabulary = engine.model.config.vocab_size
-                with closing(
-                    BatchSeries(engine.table, size=requests, context=context, vocab_size=vocabulary, seed=at)
-                ) as series:
-                    step: Step = runner if requests <= of.sizes[-1] else engine.eager
-                    while True:
-                        one_step(step, series)  # a batch of another size than before: servers keep one for many steps
-                        taken: list[float] = []
-                        while len(taken) < STEPS_OF_A_DRAW:
-                            taken += clock.in_a_row(step, series)["step_us"]
-                        if not clock.watch.now():
-                            break
-                        if again == AGAIN:
-                            disturbed += 1
-                            break
-                        again += 1
-                        clock.watch.wait()
-                    times += taken
-            means.append(sum(times) / len(times))
-            runner.tear_down()
+        runner = engine.decode_runner(union)
+        failed = [size for size, outcome in runner.capture() if isinstance(outcome, CaptureFailure)]
+        if failed:
+            raise SystemExit(f"sizes {failed} could not be captured")
+        clock.watch.wait()
+        for at, (requests, context) in enumerate(case["draws"]):
+            vocabulary = engine.model.config.vocab_size
+            with closing(
+                BatchSeries(engine.table, size=requests, context=context, vocab_size=vocabulary, seed=at)
+            ) as series:
+                order = list(enumerate(cell.lists))[:: -1 if at % 2 else 1]
+                while True:
+                    taken = {index: timed(runner, of, series, clock) for index, of in order}
+                    quiet = not clock.watch.now()
+                    if quiet or again == AGAIN:
+                        break
+                    again += 1
+                    clock.watch.wait()
+                disturbed += not quiet
+                for index, (steps, alone) in taken.items():
+                    times[index] += steps
+                    device_times[index].append(alone)
+        runner.tear_down()
     return {
-        "measured_us": means,
+        "measured_us": [sum(one) / len(one) for one in times],
+        "measured_gpu_us": [sum(one) / len(one) for one in device_times],
         "steps": len(case["draws"]) * STEPS_OF_A_DRAW,
         "disturbed": disturbed,
         "seconds": time.perf_counter() - started,
         "on_gpu": gpu is not None,
     }
+
+
+def timed(runner: GraphDecode, of: CaptureList, series: BatchSeries, clock: Clock) -> tuple[list[float], float]:
+    """The steps of one draw in a row, and the device time of one alone, in µs. The runner holds the sizes of all lists
+    and pads to those of ``of``."""
+    runner.sizes = of.sizes
+    on_graph = series.size <= of.sizes[-1]
+    step: Step = runner if on_graph else runner.eager
+    one_step(step, series)  # a batch of another size than before: servers keep one for many steps
+    taken: list[float] = []
+    while len(taken) < STEPS_OF_A_DRAW:
+        taken += clock.in_a_row(step, series)["step_us"]
+    return taken, clock.alone(step, series, delay=on_graph)["gpu_us"][0]
 
 
 def one_step(step: Step, series: BatchSeries) -> None:
@@ -204,13 +234,17 @@ def one_step(step: Step, series: BatchSeries) -> None:
 
 def report(cases: list[dict[str, Any]], results: list[dict[str, Any]]) -> bool:
     """Print the table; True when every bar is met."""
-    print("| model, traffic | list | graphs | predicted | measured | apart | to the default | disturbed | seconds |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| model, traffic | list | graphs | predicted | measured | apart | to the default | "
+        "device predicted | device measured | apart | disturbed | seconds |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     good = True
     for case, result in zip(cases, results, strict=True):
         ratio = result["measured_us"][0] / result["measured_us"][1]
         for index, name in enumerate(case["names"]):
             predicted, measured = case["predicted_us"][index], result["measured_us"][index]
+            device, alone = case["predicted_gpu_us"][index], result["measured_gpu_us"][index]
             apart = predicted / measured - 1
             missed = abs(apart) > PREDICTED_BAR or (not index and ratio > 1 + SLOWER_BAR)
             good = good and (not missed or not result["on_gpu"])
@@ -218,6 +252,7 @@ def report(cases: list[dict[str, Any]], results: list[dict[str, Any]]) -> bool:
             print(
                 f"| {case['model']}, {case['traffic']} | {name} | {len(case['lists'][index]['sizes'])} | "
                 f"{predicted / 1000:.3f} ms | {measured / 1000:.3f} ms | {apart:+.2%} | {against} | "
+                f"{device / 1000:.3f} ms | {alone / 1000:.3f} ms | {device / alone - 1:+.2%} | "
                 f"{result['disturbed']} | {result['seconds']:.0f} |"
             )
     return good
@@ -227,9 +262,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--prepare", type=Path, metavar="CASES.json")
+    mode.add_argument("--predict", type=Path, metavar="CASES.json")
     mode.add_argument("--run", type=Path, metavar="CASES.json")
     mode.add_argument("--case", type=Path, metavar="CASES.json", help=argparse.SUPPRESS)
-    parser.add_argument("sweeps", nargs="*", type=Path, help="with --prepare: folders of sweeps")
+    parser.add_argument("sweeps", nargs="*", type=Path, help="with --prepare and --predict: folders of sweeps")
     parser.add_argument("--trace", help="with --prepare: a request trace")
     parser.add_argument(
         "--load", action="append", help="with --prepare: 1, 80%%; may be repeated. [default: 1 and 80%%]"
@@ -250,6 +286,12 @@ def main() -> None:
             for load in asked.load or ("1", "80%")
         ]
         asked.prepare.write_text(json.dumps(cases) + "\n")
+        return
+    if asked.predict is not None:
+        sweeps = {sweep.model_name: sweep for sweep in map(read_sweep, asked.sweeps)}
+        cases = json.loads(asked.predict.read_text())
+        cases = [predict(case, sweeps[case["model"]]) if case["model"] in sweeps else case for case in cases]
+        asked.predict.write_text(json.dumps(cases) + "\n")
         return
     if asked.case is not None:
         print(json.dumps(run_case(json.loads(asked.case.read_text())[asked.index], asked.device)))

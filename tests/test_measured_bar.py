@@ -7,10 +7,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.measured_bar import STEPS_OF_A_DRAW, prepare, report, run_case
 from graphtune.tune.latency_model import latency_model
 from graphtune.tune.recommend import Question
+from graphtune.worker.runners.decode import GraphDecode
 from tests.synthetic import h200_sweep
 from tests.tune.test_trace_traffic import trace
 from tests.worker.tiny import capture_list, cell
@@ -41,6 +43,7 @@ def test_it_runs_on_a_tape(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         "lists": [asdict(of) for of in lists],
         "names": ["recommended", "sglang default"],
         "predicted_us": [900.0, 900.0],
+        "predicted_gpu_us": [800.0, 800.0],
         "cell": asdict(replace(cell(), lists=lists, latency=(replace(cell().latency[0], sizes=(1, 3, 5)),))),
     }
     case = json.loads(json.dumps(case))
@@ -50,3 +53,24 @@ def test_it_runs_on_a_tape(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert not report([case], [{**result, "on_gpu": True, "measured_us": [2000.0, 1900.0]}])
     assert report([case], [{**result, "on_gpu": True, "measured_us": [905.0, 910.0]}])
     assert capsys.readouterr().out.count("| recommended |") == 3
+
+
+def test_each_list_pads_to_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = (capture_list(2, 4), capture_list(1, 3))
+    like = cell()
+    case = {
+        "draws": [(1, 60), (3, 90)],
+        "cell": asdict(replace(like, lists=lists, latency=(replace(like.latency[0], sizes=(1, 3)),))),
+    }
+    seen: list[tuple[int, ...]] = []
+    launch = GraphDecode.launch
+
+    def watched(runner: GraphDecode) -> torch.Tensor:
+        assert runner._batch is not None
+        seen.append((*runner.sizes, runner._batch.padded_size))
+        return launch(runner)
+
+    monkeypatch.setattr(GraphDecode, "launch", watched)
+    run_case(json.loads(json.dumps(case)), "cpu")
+    assert set(seen) == {(2, 4, 2), (2, 4, 4), (1, 3, 1), (1, 3, 3)}
+    assert seen[0][:2] == (2, 4) and seen[-1][:2] == (2, 4)  # the order turns with every draw
