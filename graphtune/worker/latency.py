@@ -47,10 +47,13 @@ class Latency:
     def measure(self, runner: GraphDecode | GraphPrefill) -> None:
         """Time what the cell asks for on the sizes that ``runner`` holds."""
         clock = Clock(self.engine.device, self.gpu)
-        if isinstance(runner, GraphDecode):
-            self._decode(runner, clock)
-        else:
-            self._prefill(runner, clock)
+        try:
+            if isinstance(runner, GraphDecode):
+                self._decode(runner, clock)
+            else:
+                self._prefill(runner, clock)
+        finally:
+            clock.watch.release()
 
     def profile(self, runner: GraphDecode | GraphPrefill) -> bool:
         """Profile the cell's sizes; False where there is nothing to profile (the profiler used here sees GPUs only)."""

@@ -18,6 +18,8 @@ THROTTLE_REASONS = {
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
 }
 SAMPLE_EVERY_S = 0.002
+CORE_MASKS = 64
+"""Words of 64 cores each, enough for any host."""
 
 
 class Gpu:
@@ -70,6 +72,14 @@ class Gpu:
 
     def driver(self) -> str:
         return str(pynvml.nvmlSystemGetDriverVersion())
+
+    def near_cores(self) -> set[int]:
+        """The host's cores that are next to this device; empty where the driver does not tell."""
+        try:
+            masks = pynvml.nvmlDeviceGetCpuAffinity(self._handle, CORE_MASKS)
+        except pynvml.NVMLError:
+            return set()
+        return {64 * word + bit for word, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1}
 
     def clock_mhz(self) -> int | None:
         """The SM clock now."""

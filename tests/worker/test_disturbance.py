@@ -25,6 +25,7 @@ class Host(HostPace):
     def __init__(self, slow: Callable[[int], bool]) -> None:
         self.slow = slow
         self.readings = 0
+        self._cores = ()
 
     def slowdown(self) -> float:
         return 2.0 if self.slow(self.readings) else 1.0
@@ -108,6 +109,81 @@ def test_a_watch_waits_for_a_quiet_host_and_then_goes_on() -> None:
     assert host.readings == 3 and watch.now() == ()
 
 
+class Cores:
+    """A machine whose cores take so many µs for the fixed piece; the thread begins on the last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, us: list[float]) -> None:
+        self.us = us
+        self.on = set(range(len(us)))
+        monkeypatch.setattr(disturbance.os, "sched_getaffinity", lambda pid: set(range(len(us))), raising=False)
+        monkeypatch.setattr(disturbance.os, "sched_setaffinity", self.set, raising=False)
+        monkeypatch.setattr(HostPace, "_spin", lambda pace: self.us[max(self.on)] * 1e-6)
+        monkeypatch.setattr(disturbance, "HOST_EVERY_S", -1.0)
+        monkeypatch.setattr(disturbance.time, "sleep", self.sleep)
+        self.slept = 0
+
+    def set(self, pid: int, cores: set[int]) -> None:
+        self.on = cores
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        if self.slept == 3:
+            self.us[1] = 120.0
+
+
+def test_the_thread_is_on_the_fastest_core_and_moves_when_that_one_slows_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Cores(monkeypatch, [220.0, 121.0, 180.0, 125.0])
+    watch = Watch(None, 5.0)
+    assert host.on == {1} and watch.now() == ()
+    host.us[1] = 230.0
+    assert watch.now() == ("host slowed down",)
+    watch.wait()
+    assert host.on == {3} and watch.now() == () and not host.slept
+    watch.release()
+    assert host.on == {0, 1, 2, 3}
+
+
+def test_without_a_quiet_core_it_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Cores(monkeypatch, [220.0, 121.0])
+    watch = Watch(None, 5.0)
+    host.us[1] = 230.0
+    watch.wait()
+    assert host.slept == 3 and host.on == {1} and watch.now() == ()
+
+
+def test_out_of_patience_the_thread_runs_where_the_system_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Cores(monkeypatch, [121.0, 140.0])
+    watch = Watch(None, 1e-9)
+    assert host.on == {0}
+    host.us[:] = [230.0, 240.0]
+    watch.wait()
+    assert host.slept == 1 and host.on == {0, 1} and watch.now() == ("host slowed down",)
+
+
+@pytest.mark.parametrize(
+    ("near", "expected"),
+    [(set(), (0, 1, 2, 3)), ({2, 3, 9}, (2, 3)), ({9}, (0, 1, 2, 3))],
+    ids=["untold", "some", "none of them allowed"],
+)
+def test_cores_next_to_the_gpu_come_first(
+    monkeypatch: pytest.MonkeyPatch, near: set[int], expected: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(disturbance.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    card = Card()
+    card.near = near
+    assert disturbance.cores_to_choose_from(cast(Gpu, card)) == expected
+
+
+def test_of_many_cores_some_are_looked_at_and_a_system_may_not_let_a_thread_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disturbance.os, "sched_getaffinity", lambda pid: set(range(192)), raising=False)
+    cores = disturbance.cores_to_choose_from(None)
+    assert cores == tuple(range(0, 192, 3)) and len(cores) <= disturbance.MOST_CORES
+    monkeypatch.delattr(disturbance.os, "sched_setaffinity", raising=False)
+    assert disturbance.cores_to_choose_from(None) == ()
+
+
 class Card:
     """A GPU as the driver would tell of it."""
 
@@ -115,6 +191,10 @@ class Card:
         self.reasons: tuple[str, ...] = ()
         self.mhz: int | None = 1980
         self.others = 0
+        self.near: set[int] = set()
+
+    def near_cores(self) -> set[int]:
+        return self.near
 
     def throttle_reasons(self) -> tuple[str, ...]:
         return self.reasons
