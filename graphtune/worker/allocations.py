@@ -100,17 +100,26 @@ def _is_private(segment: Any) -> bool:
 
 
 def split_events(entries: Sequence[Any], pool_spans: Sequence[tuple[int, int]]) -> tuple[Events, Events]:
-    """Requests and frees of torch's history, in a graph pool's address spans and beside them."""
+    """Requests and frees of torch's history, in a graph pool's address spans and beside them. What lay at a span's
+    addresses before the pool took its segment, which may be one that was just given back, is beside it."""
+    since = {
+        span: max((at for at, entry in enumerate(entries) if _takes_segment(entry, span)), default=-1)
+        for span in pool_spans
+    }
     pool: Events = []
     beside: Events = []
-    for entry in entries:
+    for at, entry in enumerate(entries):
         if entry["action"] not in ("alloc", "free_completed"):
             continue
         address = int(entry["addr"])
         size = int(entry["size"]) if entry["action"] == "alloc" else 0
-        inside = any(start <= address < stop for start, stop in pool_spans)
+        inside = any(start <= address < stop and at > since[start, stop] for start, stop in pool_spans)
         (pool if inside else beside).append((address, size))
     return pool, beside
+
+
+def _takes_segment(entry: Any, span: tuple[int, int]) -> bool:
+    return entry["action"] == "segment_alloc" and span[0] <= int(entry["addr"]) < span[1]
 
 
 def without(events: Events, address: int) -> Events:

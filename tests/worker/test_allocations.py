@@ -35,6 +35,17 @@ def test_requests_are_told_apart_by_the_spans_of_graph_pools() -> None:
     assert beside == [(9000, 32), (9000, 0)]
 
 
+def test_what_used_the_addresses_before_the_pool_took_them_is_beside_it() -> None:
+    entries = [
+        entry("segment_alloc", 1000, 500),
+        *(entry("alloc", 1000, 64), entry("free_completed", 1000)),
+        entry("segment_free", 1000, 500),
+        entry("segment_alloc", 1000, 500),
+        entry("alloc", 1000, 32),
+    ]
+    assert split_events(entries, [(1000, 1500)]) == ([(1000, 32)], [(1000, 64), (1000, 0)])
+
+
 def test_a_buffer_that_is_still_live_is_taken_out_and_earlier_users_of_its_address_stay() -> None:
     events = [(5, 10), (5, 0), (7, 3), (5, 20)]
     assert without(events, 5) == [(5, 10), (5, 0), (7, 3)]

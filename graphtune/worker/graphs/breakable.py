@@ -100,12 +100,12 @@ class BreakableBackend(GraphBackend):
         started = time.perf_counter()
         # A forward's own no_grad is easily passed by when only its inner part is called.
         with torch.no_grad():
-            output = warm_up(forward, post_warmup_hook, self.synchronize)
+            shape, dtype, device = described(warm_up(forward, post_warmup_hook, self.synchronize))
             if self._output == "shared" and not self._rows.owned():
-                # The rows outlive the warm-ups and must not hold a larger block that those left behind.
+                # The rows outlive the warm-ups and must not hold a larger block that those left behind, nor share one
+                # with the last output, which is gone by now.
                 self.drop_free_memory()
-            rows = self._rows.like(output) if self._output == "shared" else None
-            del output
+            rows = self._rows.like(shape, dtype, device) if self._output == "shared" else None
             warmed = time.perf_counter()
             recorded, instantiate_s = self.record(_into(rows, forward), self._barrier)
         ended = time.perf_counter()
@@ -175,23 +175,28 @@ class OutputRows:
         """The buffer by name, once it exists."""
         return {} if self._buffer is None else {"output_rows": self._buffer}
 
-    def like(self, output: torch.Tensor) -> torch.Tensor:
+    def like(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The rows for an output of this shape, made at the first call. Raises CaptureError when they do not fit."""
         if self._buffer is None:
-            rows = output.shape[0] if self._rows is None else self._rows
+            rows = shape[0] if self._rows is None else self._rows
             # A normal tensor even under inference mode: it outlives the session and is written outside it.
             with torch.inference_mode(False), torch.no_grad():
-                self._buffer = torch.empty((rows, *output.shape[1:]), dtype=output.dtype, device=output.device)
+                self._buffer = torch.empty((rows, *shape[1:]), dtype=dtype, device=device)
         buffer = self._buffer
-        if (buffer.shape[1:], buffer.dtype) != (output.shape[1:], output.dtype):
-            found, made = (f"{tuple(t.shape[1:])} {t.dtype}" for t in (output, buffer))
+        if (buffer.shape[1:], buffer.dtype) != (shape[1:], dtype):
+            found, made = f"{tuple(shape[1:])} {dtype}", f"{tuple(buffer.shape[1:])} {buffer.dtype}"
             raise CaptureError(f"the output has rows of {found}, that of other sizes {made}; they share one buffer")
-        if output.shape[0] > buffer.shape[0]:
+        if shape[0] > buffer.shape[0]:
             raise CaptureError(
-                f"an output of {output.shape[0]} rows does not fit the shared {buffer.shape[0]}; "
+                f"an output of {shape[0]} rows does not fit the shared {buffer.shape[0]}; "
                 "capture the largest size first or declare output_rows"
             )
-        return buffer[: output.shape[0]]
+        return buffer[: shape[0]]
+
+
+def described(output: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    """All that making room for such an output takes."""
+    return output.shape, output.dtype, output.device
 
 
 def warm_up(forward: Forward, hook: Callable[[], None] | None, synchronize: Callable[[], None]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
 import pytest
@@ -121,3 +122,25 @@ def test_a_marked_method_is_bound_to_its_object() -> None:
     other = torch.empty_like(out)
     Layered.mix.run_eager(model, model.x, other)
     assert isinstance(Layered.mix, EagerBreak) and torch.equal(out, other) and model.bodies == 2
+
+
+def test_shared_rows_are_made_when_no_warm_up_holds_memory_any_more() -> None:
+    """Else they would lie beside the last output, in a segment that is then twice as large as they are."""
+    outputs: list[weakref.ref[torch.Tensor]] = []
+    alive: list[list[bool]] = []
+
+    class Watched(TapeBreakable):
+        def drop_free_memory(self) -> None:
+            alive.append([made() is not None for made in outputs])
+
+    model = Layered(CPU)
+
+    def forward() -> torch.Tensor:
+        output = model.forward(8)
+        outputs.append(weakref.ref(output))
+        return output
+
+    backend = Watched()
+    with torch.no_grad(), backend.capture_session():
+        backend.capture_one(ShapeKey(8), forward)
+    assert alive == [[False, False]]
