@@ -178,11 +178,11 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
     with torch.inference_mode():
         engine = build(cell, device, lambda stage: None)
         engine.warm_up()
-        clock = Clock(device, gpu)
         runner = engine.decode_runner(union)
         failed = [size for size, outcome in runner.capture() if isinstance(outcome, CaptureFailure)]
         if failed:
             raise SystemExit(f"sizes {failed} could not be captured")
+        clock = Clock(device, gpu)
         clock.watch.wait()
         for at, (requests, context) in enumerate(case["draws"]):
             vocabulary = engine.model.config.vocab_size
@@ -191,8 +191,11 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
             ) as series:
                 order = list(enumerate(cell.lists))[:: -1 if at % 2 else 1]
                 while True:
-                    taken = {index: timed(runner, of, series, clock) for index, of in order}
                     quiet = not clock.watch.now()
+                    taken = {}
+                    for index, of in order:
+                        taken[index] = timed(runner, of, series, clock)
+                        quiet = not clock.watch.now() and quiet
                     if quiet or again == AGAIN:
                         break
                     again += 1
@@ -201,6 +204,7 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
                 for index, (steps, alone) in taken.items():
                     times[index] += steps
                     device_times[index].append(alone)
+        clock.watch.release()
         runner.tear_down()
     return {
         "measured_us": [sum(one) / len(one) for one in times],
@@ -290,13 +294,17 @@ def main() -> None:
     if asked.predict is not None:
         sweeps = {sweep.model_name: sweep for sweep in map(read_sweep, asked.sweeps)}
         cases = json.loads(asked.predict.read_text())
-        cases = [predict(case, sweeps[case["model"]]) if case["model"] in sweeps else case for case in cases]
-        asked.predict.write_text(json.dumps(cases) + "\n")
+        without = sorted({case["model"] for case in cases} - set(sweeps))
+        if without:
+            parser.error(f"--predict needs a sweep of every model; none is of {', '.join(without)}")
+        asked.predict.write_text(json.dumps([predict(case, sweeps[case["model"]]) for case in cases]) + "\n")
         return
     if asked.case is not None:
         print(json.dumps(run_case(json.loads(asked.case.read_text())[asked.index], asked.device)))
         return
     cases = json.loads(asked.run.read_text())
+    if not all("predicted_gpu_us" in case for case in cases):
+        parser.error(f"{asked.run} was prepared by an earlier version; prepare it anew")
     results = []
     for index in range(len(cases)):
         command = [sys.executable, __file__, "--case", str(asked.run), "--index", str(index), "--device", asked.device]

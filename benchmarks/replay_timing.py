@@ -54,6 +54,7 @@ def main() -> None:
             series = BatchSeries(engine.table, size=size, context=arguments.context, vocab_size=vocab, seed=size)
             gpu_us = statistics.median(clock.alone(runner, series)["gpu_us"][0] for _ in range(SAMPLES))
             row_us = in_a_row(runner)
+            clock.watch.release()  # the profiler's threads would inherit the core
             span = trace_step(runner, series).profile(size, arguments.context, "graph").span_us
             print(f"{size:>5} {gpu_us:>10.1f} {row_us:>10.1f} {span:>14.1f} {gpu_us / row_us:>13.4f}")
             series.close()

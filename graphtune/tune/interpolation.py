@@ -1,4 +1,4 @@
-"""How far interpolated step times are off: each measured size left out once and put back between its neighbours."""
+"""How far interpolated step times are off: each measured size left out once and put back as the model would."""
 
 from __future__ import annotations
 

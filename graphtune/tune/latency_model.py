@@ -33,6 +33,9 @@ from graphtune.tune.stand_ins import with_stand_ins
 
 Provenance = Literal["measured", "interpolated"]
 
+LEAST_SHARE = 0.5
+"""Kernels make no size take less than this share of what a line between its neighbours says."""
+
 
 class StepFigure(NamedTuple):
     """One step time in microseconds and how it came about. ``own`` is the share of it that no other process stood in
@@ -129,7 +132,8 @@ class LatencyModel:
         padded_lowest = self.graph(padded_size, lowest)
         if own is None or own_lowest is None or padded_lowest is None:
             return own
-        return own._replace(us=own.us - max(0.0, own_lowest.us - padded_lowest.us))
+        share = min(own.own, own_lowest.own, padded_lowest.own)
+        return own._replace(us=own.us - max(0.0, own_lowest.us - padded_lowest.us), own=share)
 
     def step(self, raw_size: int, bucket: int | None, context_tokens: float) -> StepFigure | None:
         """The step of ``raw_size`` requests of ``context_tokens`` each in ``bucket``, or eager where it is None.
@@ -146,10 +150,11 @@ class LatencyModel:
         return self._steps[key]
 
     def without(self, size: int, context_tokens: int) -> LatencyModel:
-        """The model without the graph figure of one size at one context, to see how well the others tell it."""
+        """The model without the graph figure of a size at a measured context, to see how well the others tell it."""
         at: tuple[Execution, int] = ("graph", context_tokens)
         left = {other: us for other, us in self.table[at].items() if other != size}
-        return replace(self, table={**self.table, at: left}, processes={})
+        table = {**self.table, at: left}
+        return replace(self, table={key: column for key, column in table.items() if column}, processes={})
 
     def eager(self, raw_size: int, context_tokens: float) -> StepFigure | None:
         """The eager step at ``raw_size``, with the eager overhead added; None beyond what was measured."""
@@ -175,11 +180,13 @@ class LatencyModel:
         column = self._columns[execution, context]
         if size in column:
             return column[size]
+        linear = between(column, size)
         base = between(self._columns[execution, self._main_contexts[execution]], size)
         difference = between(self._differences[execution, context], size)
-        if base is None or difference is None or base.us + difference.us <= 0:
-            return between(column, size)
-        return StepFigure(base.us + difference.us, "interpolated", min(base.own, difference.own))
+        if linear is None or base is None or difference is None:
+            return linear
+        us = max(base.us + difference.us, LEAST_SHARE * linear.us)
+        return StepFigure(us, "interpolated", min(base.own, difference.own))
 
     @cached_property
     def _main_contexts(self) -> dict[Execution, int]:
@@ -211,13 +218,13 @@ class LatencyModel:
 
     @cached_property
     def _differences(self) -> dict[tuple[Execution, int], dict[int, StepFigure]]:
-        """What each context adds to the main one, at sizes measured at both."""
+        """What each context adds to the main one, at the sizes measured at it that the main one tells of."""
         mains = {run: self._columns[run, context] for run, context in self._main_contexts.items()}
         return {
             (run, context): {
-                size: StepFigure(one.us - mains[run][size].us, "measured", min(one.own, mains[run][size].own))
+                size: StepFigure(one.us - main.us, one.provenance, min(one.own, main.own))
                 for size, one in column.items()
-                if size in mains[run]
+                if (main := between(mains[run], size)) is not None
             }
             for (run, context), column in self._columns.items()
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from graphtune.worker.nvml import POWER_CAP, Gpu
 
@@ -20,11 +20,12 @@ GPU_EVERY_S = 0.05
 HOST_EVERY_S = 0.005
 """Nor is the host looked at more often: that takes half a millisecond, a third of the shortest steps."""
 PATIENCE_S = 4.0
-"""How long a process waits in all for a quiet host, looking for a quiet core included. Ten seconds of sleep alone took
-a third of the time of 26 sizes on the H200's machine and made none of them quieter."""
+"""How long a process waits in all for a quiet host where no core is quiet. Ten seconds of sleep took a third of the
+time of 26 sizes on the H200's machine and made none of them quieter."""
+MOVE_EVERY_S = 0.1
+"""Out of patience a quiet core is looked for no more often: that takes some milliseconds."""
 MOST_CORES = 64
 """Cores that are looked at: each takes half a millisecond at first."""
-
 
 HOST = "host slowed down"
 
@@ -60,33 +61,42 @@ class HostPace:
         self._looked_at = -math.inf
         for _ in range(20):
             self._look()
-        if cores:
-            self._go_to(min(cores, key=lambda core: self._go_to(core)))
+        took = {}
+        for core in self._cores:
+            self._pin({core})
+            took[core] = self._look()
+        self._settle(took)
 
     def move(self) -> None:
         """Go to the next core that is quiet, or to the fastest where none is."""
-        if not self._cores:
-            return
         took: dict[int, float] = {}
         for core in self._cores:
-            os.sched_setaffinity(0, {core})
+            self._pin({core})
             took[core] = self._spin()
             if took[core] <= QUIET * self._fastest:
                 break
-        fastest = min(took, key=lambda core: took[core])
-        # The next time begins after this one: it may still be slow then.
-        at = self._cores.index(fastest) + 1
-        self._cores = (*self._cores[at:], *self._cores[:at])
-        self._go_to(fastest)
-
-    def _go_to(self, core: int) -> float:
-        os.sched_setaffinity(0, {core})
-        return self._look()
+        self._settle(took)
 
     def release(self) -> None:
         """Let the thread run on every core again; those that it starts would inherit its one core."""
         if self._cores:
-            os.sched_setaffinity(0, self._allowed)
+            self._pin(self._allowed)
+
+    def _settle(self, took: Mapping[int, float]) -> None:
+        """Stay on the core that took least. The next search begins after it: it may still be slow then."""
+        if not self._cores:
+            return
+        core = min(took, key=lambda one: took[one])
+        at = self._cores.index(core) + 1
+        self._cores = (*self._cores[at:], *self._cores[:at])
+        self._pin({core})
+        self._look()
+
+    def _pin(self, cores: Collection[int]) -> None:
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError:  # cores were taken away from this process: from now on the system places the thread
+            self._cores = ()
 
     def slowdown(self) -> float:
         """Time of the fixed piece over its fastest time so far, now or ``HOST_EVERY_S`` ago at most."""
@@ -123,6 +133,7 @@ class Watch:
         self._highest_mhz = 0
         self._of_gpu: tuple[str, ...] = ()
         self._gpu_read_at = -math.inf
+        self._moved_at = -math.inf
 
     def now(self) -> tuple[str, ...]:
         """What is wrong at this moment, in words without figures; empty when nothing is."""
@@ -130,15 +141,17 @@ class Watch:
 
     def wait(self) -> None:
         """Return once the host is fast, on another core if need be, or when the process has waited for its patience in
-        all."""
-        while self._patience_s > 0 and self._host():
+        all; out of patience, look for a quiet core from time to time."""
+        while self._host():
             began = time.perf_counter()
+            if self._patience_s <= 0 and began < self._moved_at + MOVE_EVERY_S:
+                return
             self._pace.move()
-            if self._host():
-                time.sleep(0.02)
+            self._moved_at = time.perf_counter()
+            if self._patience_s <= 0 or not self._host():
+                return
+            time.sleep(0.02)
             self._patience_s -= time.perf_counter() - began
-            if self._patience_s <= 0:
-                self.release()
 
     def release(self) -> None:
         """Let the thread run on every core again."""

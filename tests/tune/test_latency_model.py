@@ -65,9 +65,11 @@ def test_a_size_measured_at_the_main_context_keeps_its_kernels_at_another() -> N
         for context in (512, 700, 1024, 2000, 4096):
             figure = model.graph(size, context)
             assert figure is not None and figure.us == pytest.approx(kernels_and_kv(size, context))
-    assert model.without(3, 1024).graph(3, 1024) == model.without(3, 1024).without(3, 512).graph(3, 1024)
-    inner = model.without(4, 512).graph(4, 512)
-    assert inner is not None and inner.us == pytest.approx(kernels_and_kv(4, 512))
+    at_main, inner = model.without(3, 1024).graph(3, 1024), model.without(4, 512).graph(4, 512)
+    assert at_main is not None and inner is not None
+    assert at_main.us == pytest.approx((kernels_and_kv(2, 1024) + kernels_and_kv(4, 1024)) / 2)
+    assert inner.us == pytest.approx(kernels_and_kv(4, 512))
+    assert model_of([point(4, 512, "graph", 1000.0)]).without(4, 512).contexts() == ()
 
 
 def test_a_larger_bucket_with_faster_kernels_makes_a_padded_step_faster() -> None:
@@ -89,11 +91,38 @@ def test_a_larger_bucket_without_faster_kernels_makes_no_step_faster() -> None:
     assert padded.us >= own.us
 
 
-def test_a_difference_that_leaves_no_time_is_not_taken() -> None:
+def test_a_difference_does_not_take_more_than_half_of_a_step() -> None:
     points = [point(s, 1024, "graph", us) for s, us in ((1, 5000.0), (2, 10.0), (4, 5000.0))]
     points += [point(s, 512, "graph", 1000.0) for s in (1, 4)]
     figure = model_of(points).graph(2, 512)
-    assert figure is not None and figure.us == pytest.approx(1000.0)
+    assert figure is not None and figure.us == pytest.approx(500.0)
+
+
+def test_a_size_that_the_main_context_lacks_counts_at_its_own() -> None:
+    points = [point(s, 1024, "graph", 1000.0 + s) for s in (1, 2, 4, 8, 16)]
+    points += [point(s, 64, "graph", us) for s, us in ((1, 900.0), (3, 3000.0), (16, 916.0))]
+    model = model_of(points)
+    known = [model.graph(size, 64) for size in (1, 2, 3, 4, 16)]
+    us = [figure.us for figure in known if figure is not None]
+    assert us[0] == 900.0 and us[2] == 3000.0 and us[4] == 916.0
+    assert us[1] == pytest.approx(1950.0) and us[3] == pytest.approx(3000.0 + (916.0 - 3000.0) / 13, rel=1e-3)
+
+
+@given(st.data())
+def test_every_figure_passes_through_what_was_measured_and_is_a_time(data: st.DataObject) -> None:
+    sizes = st.lists(st.integers(1, 64), min_size=1, max_size=8, unique=True)
+    points = [point(s, c, "graph", data.draw(st.floats(100, 1e4))) for c in (64, 512, 1024) for s in data.draw(sizes)]
+    model = model_of(points)
+    for one in points:
+        figure = model.graph(one.raw_size, one.context_tokens)
+        assert figure is not None and one.step_us is not None
+        assert figure.us == pytest.approx(one.step_us.us[0]) and figure.provenance == "measured"
+    context = data.draw(st.sampled_from((64, 512, 1024)))
+    column = model.sizes("graph", context)
+    size = data.draw(st.integers(1, 64))
+    found = model.graph(size, context)
+    if column[0] <= size <= column[-1]:
+        assert found is not None and found.us >= 49.0
 
 
 def test_a_context_that_lacks_the_size_does_not_answer_for_it() -> None:

@@ -42,8 +42,9 @@ def test_what_used_the_addresses_before_the_pool_took_them_is_beside_it() -> Non
         entry("segment_free", 1000, 500),
         entry("segment_alloc", 1000, 500),
         entry("alloc", 1000, 32),
+        *(entry("segment_alloc", 9000, 500), entry("alloc", 9000, 16)),
     ]
-    assert split_events(entries, [(1000, 1500)]) == ([(1000, 32)], [(1000, 64), (1000, 0)])
+    assert split_events(entries, [(1000, 1500)]) == ([(1000, 32)], [(1000, 64), (1000, 0), (9000, 16)])
 
 
 def test_a_buffer_that_is_still_live_is_taken_out_and_earlier_users_of_its_address_stay() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +16,11 @@ from graphtune.plan import Measure
 from graphtune.results import Samples
 from graphtune.worker import disturbance
 from graphtune.worker.disturbance import HostPace, Watch
+from graphtune.worker.latency import Latency
 from graphtune.worker.nvml import POWER_CAP, Gpu
-from graphtune.worker.timing import Sampler, sample
+from graphtune.worker.runners.decode import GraphDecode
+from graphtune.worker.timing import Clock, Sampler, sample
+from tests.worker import tiny
 
 NORMAL_US, SLOW_US = 10.0, 25.0
 
@@ -121,9 +127,11 @@ class Cores:
         monkeypatch.setattr(disturbance, "HOST_EVERY_S", -1.0)
         monkeypatch.setattr(disturbance.time, "sleep", self.sleep)
         self.slept = 0
+        self.tried: list[int] = []
 
     def set(self, pid: int, cores: set[int]) -> None:
         self.on = cores
+        self.tried.append(max(cores))
 
     def sleep(self, seconds: float) -> None:
         self.slept += 1
@@ -151,13 +159,63 @@ def test_without_a_quiet_core_it_waits_for_one(monkeypatch: pytest.MonkeyPatch) 
     assert host.slept == 3 and host.on == {1} and watch.now() == ()
 
 
-def test_out_of_patience_the_thread_runs_where_the_system_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_search_begins_after_the_core_that_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Cores(monkeypatch, [121.0, 122.0, 123.0, 220.0])
+    watch = Watch(None, 5.0)
+    visited = []
+    for slow in (0, 1):
+        host.us[slow] = 230.0
+        host.tried.clear()
+        watch.wait()
+        visited.append(list(dict.fromkeys(host.tried)))
+    assert visited == [[1], [2]]  # one quiet core is enough, and the slow ones before it are not asked
+    assert host.on == {2}
+
+
+def test_out_of_patience_a_quiet_core_is_still_looked_for_but_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disturbance, "MOVE_EVERY_S", 3600.0)
     host = Cores(monkeypatch, [121.0, 140.0])
     watch = Watch(None, 1e-9)
-    assert host.on == {0}
     host.us[:] = [230.0, 240.0]
     watch.wait()
-    assert host.slept == 1 and host.on == {0, 1} and watch.now() == ("host slowed down",)
+    assert host.slept == 1 and watch.now() == ("host slowed down",)
+    host.us[:] = [230.0, 122.0]
+    watch.wait()
+    assert host.slept == 1 and host.on == {0}  # it looked a moment ago
+    monkeypatch.setattr(disturbance, "MOVE_EVERY_S", 0.0)
+    watch.wait()
+    assert host.slept == 1 and host.on == {1} and watch.now() == ()
+
+
+def test_cores_that_are_taken_away_leave_the_thread_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Cores(monkeypatch, [220.0, 121.0])
+    watch = Watch(None, 1e-9)
+
+    def refused(pid: int, cores: set[int]) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(disturbance.os, "sched_setaffinity", refused)
+    host.us[1] = 230.0
+    watch.wait()
+    assert watch.now() == ("host slowed down",)
+    watch.release()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_measuring_releases_the_core_however_it_ends(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    released: list[Watch] = []
+    monkeypatch.setattr(Watch, "release", lambda watch: released.append(watch))
+
+    def decode(latency: Latency, runner: GraphDecode, clock: Clock) -> None:
+        if fails:
+            raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(Latency, "_decode", decode)
+    engine = cast(Any, SimpleNamespace(device=torch.device("cpu")))
+    latency = Latency(tiny.cell(), engine, None, lambda *_: None)
+    with suppress(torch.cuda.OutOfMemoryError):
+        latency.measure(object.__new__(GraphDecode))
+    assert len(released) == 1
 
 
 @pytest.mark.parametrize(
