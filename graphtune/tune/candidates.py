@@ -17,25 +17,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+
+import numpy as np
 
 from graphtune.engines.base import Padding
 from graphtune.stats import LEAST_TOLERANCE, Ratio
-from graphtune.tune.latency_model import Provenance, StepFigure
+from graphtune.tune.latency_model import Provenance
 from graphtune.tune.memory_model import GraphCost, MemoryModel
-
-
-@dataclass(frozen=True)
-class Step:
-    """Decode steps of ``requests`` requests holding ``context_tokens`` KV tokens each on average."""
-
-    requests: int
-    weight: float
-    context_tokens: float
-
-    @property
-    def kv_tokens(self) -> float:
-        return self.requests * self.context_tokens
+from graphtune.tune.step_table import EAGER, Step, StepFigures, StepModel, StepTable
 
 
 def bucket_for(raw: int, sizes: Sequence[int], padding: Padding, cap_factor: float | None = None) -> int | None:
@@ -49,6 +38,19 @@ def bucket_for(raw: int, sizes: Sequence[int], padding: Padding, cap_factor: flo
     if padding == "capped" and cap_factor is not None and bucket > cap_factor * raw:
         return None
     return bucket
+
+
+def buckets_for(raw: np.ndarray, sizes: Sequence[int], padding: Padding, cap_factor: float | None = None) -> np.ndarray:
+    """``bucket_for`` of each of ``raw`` (n,), ``EAGER`` where it is None."""
+    if not sizes:
+        return np.full(raw.shape, EAGER)
+    at = np.searchsorted(sizes, raw)
+    buckets = np.where(at < len(sizes), np.asarray(sizes)[np.minimum(at, len(sizes) - 1)], EAGER)
+    if padding == "exact":
+        return np.where(buckets == raw, buckets, EAGER)
+    if padding == "capped" and cap_factor is not None:
+        return np.where(buckets > cap_factor * raw, EAGER, buckets)
+    return buckets
 
 
 @dataclass(frozen=True)
@@ -98,19 +100,6 @@ def ratio(one: Candidate, other: Candidate) -> Ratio:
     return Ratio(one.step_us / other.step_us, tuple(first[p] / second[p] for p in first if p in second))
 
 
-class StepModel(Protocol):
-    """How long steps take: of ``raw_size`` rows in a bucket, or eager where it is None. ``processes`` are the same
-    figures as each process measured them, ``cell_ids`` where they are from."""
-
-    def step(self, raw_size: int, bucket: int | None, context_tokens: float) -> StepFigure | None: ...
-
-    @property
-    def processes(self) -> Mapping[int, StepModel]: ...
-
-    @property
-    def cell_ids(self) -> tuple[str, ...]: ...
-
-
 class Evaluator:
     """Evaluates lists on fixed traffic. Steps of no weight are left out."""
 
@@ -119,43 +108,45 @@ class Evaluator:
         self.weight = math.fsum(step.weight for step in self.steps)
         self._cap_factor = cap_factor
         self.model = model
+        self._requests = np.array([step.requests for step in self.steps], dtype=int)
+        self._weights = np.array([step.weight for step in self.steps])
+        self._table = StepTable(self.steps, model)
+        self._processes = {process: StepTable(self.steps, of) for process, of in model.processes.items()}
 
     def bucket(self, raw: int, sizes: tuple[int, ...], padding: Padding) -> int | None:
         return bucket_for(raw, sizes, padding, self._cap_factor)
 
     def evaluate(self, sizes: tuple[int, ...], padding: Padding) -> Evaluation:
         """``sizes`` ascend."""
-        buckets = [self.bucket(step.requests, sizes, padding) for step in self.steps]
-        served = [(step, bucket) for step, bucket in zip(self.steps, buckets, strict=True) if bucket is not None]
-        computed = sum(step.weight * bucket for step, bucket in served)
-        figures = self._figures(self.model, buckets)
-        missing = {step.requests for step, one in zip(self.steps, figures, strict=True) if one is None}
-        known = [one for one in figures if one is not None]
-        complete = bool(self.steps) and not missing
-        measured = all(one.provenance == "measured" for one in known)
+        buckets = buckets_for(self._requests, sizes, padding, self._cap_factor)
+        served = buckets != EAGER
+        computed = self._sum(buckets * served)
+        figures = self._table.of(buckets)
+        complete = bool(self.steps) and bool(figures.known.all())
+        missing = set(self._requests[~figures.known].tolist())
         return Evaluation(
-            expected_step_us=self._mean(known) if complete else None,
-            provenance=("measured" if measured else "interpolated") if complete else None,
-            coverage=sum(step.weight for step, _ in served) / self.weight if self.weight else 0.0,
-            padding_waste=sum(s.weight * (b - s.requests) for s, b in served) / computed if computed else None,
+            expected_step_us=self._mean(figures) if complete else None,
+            provenance=("measured" if figures.measured.all() else "interpolated") if complete else None,
+            coverage=self._sum(served) / self.weight if self.weight else 0.0,
+            padding_waste=self._sum((buckets - self._requests) * served) / computed if computed else None,
             without_figure=tuple(sorted(missing)),
             by_process=self._by_process(buckets) if complete else {},
         )
 
-    def _by_process(self, buckets: Sequence[int | None]) -> dict[int, float]:
+    def _by_process(self, buckets: np.ndarray) -> dict[int, float]:
         found = {}
-        for process, model in self.model.processes.items():
-            figures = [one for one in self._figures(model, buckets) if one is not None]
-            own = sum(step.weight * one.own for step, one in zip(self.steps, figures, strict=True))
-            if own >= self.weight / 2:
+        for process, table in self._processes.items():
+            figures = table.of(buckets)
+            if self._sum(figures.own) >= self.weight / 2:
                 found[process] = self._mean(figures)
         return found
 
-    def _figures(self, model: StepModel, buckets: Sequence[int | None]) -> list[StepFigure | None]:
-        return [model.step(s.requests, bucket, s.context_tokens) for s, bucket in zip(self.steps, buckets, strict=True)]
+    def _mean(self, figures: StepFigures) -> float:
+        return self._sum(figures.us) / self.weight
 
-    def _mean(self, figures: Sequence[StepFigure]) -> float:
-        return sum(s.weight * one.us for s, one in zip(self.steps, figures, strict=True)) / self.weight
+    def _sum(self, values: np.ndarray) -> float:
+        """Over steps by weight, the last digit right: lists that are alike must not differ by the order of a sum."""
+        return math.fsum((self._weights * values).tolist())
 
 
 def measured_candidates(

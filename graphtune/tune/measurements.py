@@ -12,12 +12,13 @@ from graphtune.model_config import ModelConfig
 from graphtune.results import CellResult, Environment, ModelFacts
 from graphtune.stats import Disturbances, Noise
 from graphtune.tune.bucket_worth import SizeCost
-from graphtune.tune.candidates import Candidate, Step
+from graphtune.tune.candidates import Candidate
 from graphtune.tune.kv_budget import FixedBytes
 from graphtune.tune.latency_model import LatencyModel
 from graphtune.tune.memory_model import ListKey, MemoryModel, context_bytes
 from graphtune.tune.model_bytes import Deployment, model_bytes
 from graphtune.tune.prefill_model import PrefillModel
+from graphtune.tune.step_table import Step
 from graphtune.units import GpuMemory, format_bytes, parse_gpu_memory, swept_gpu_memory
 
 

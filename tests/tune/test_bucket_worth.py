@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from graphtune.engines.base import Padding
 from graphtune.results import CaptureList
 from graphtune.tune.bucket_worth import NEVER, SizeCost, bucket_worths, cliff, size_costs
-from graphtune.tune.candidates import Evaluator, Step
+from graphtune.tune.candidates import Evaluator
 from graphtune.tune.latency_model import latency_model
 from graphtune.tune.memory_model import key_of
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation_text import as_text
+from graphtune.tune.step_table import Step
 from tests.synthetic import MIB, captured_list, cell_result, h200_sweep, latency_points, small_sweep
 from tests.tune.answers import checked
 

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +16,9 @@ from graphtune.tune.candidates import (
     Candidate,
     Evaluation,
     Evaluator,
-    Step,
     break_even_us,
     bucket_for,
+    buckets_for,
     choose,
     covering_most,
     eager_candidate,
@@ -27,6 +28,7 @@ from graphtune.tune.candidates import (
 )
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.memory_model import GraphCost, memory_model
+from graphtune.tune.step_table import EAGER, Step
 from tests.synthetic import MIB, captured_list, cell_result, point
 
 sizes_lists = st.lists(st.integers(1, 64), min_size=1, max_size=8, unique=True).map(lambda s: tuple(sorted(s)))
@@ -44,6 +46,12 @@ def test_the_bucket_is_the_smallest_that_the_rule_allows(raw: int, sizes: tuple[
     if padding == "capped":
         allowed = [s for s in allowed if s <= 2 * raw]
     assert bucket == min(allowed, default=None)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), sizes_lists, paddings)
+def test_buckets_of_many_steps_are_those_of_each(raws: list[int], sizes: tuple[int, ...], padding: str) -> None:
+    found = buckets_for(np.array(raws), sizes, padding, 2.0)  # type: ignore[arg-type]
+    assert found.tolist() == [bucket_for(raw, sizes, padding, 2.0) or EAGER for raw in raws]  # type: ignore[arg-type]
 
 
 def flat_model(top: int = 80, contexts: tuple[int, ...] = (64, 1024)) -> LatencyModel:

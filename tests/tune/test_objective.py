@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from graphtune.results import CaptureList
 from graphtune.store import Sweep
-from graphtune.tune.candidates import Evaluator, Step
+from graphtune.tune.candidates import Evaluator
 from graphtune.tune.latency_model import latency_model
 from graphtune.tune.objective import TAIL, served
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation import EngineAnswer, ListAnswer
+from graphtune.tune.step_table import Step
 from graphtune.tune.workload import DecodeShare, Workload
 from tests.synthetic import MIB, captured_list, cell_result, latency_points, point, small_sweep, sweep
 from tests.tune.answers import checked

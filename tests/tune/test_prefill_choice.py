@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from graphtune.engines import ENGINES
 from graphtune.results import CaptureList, Point
 from graphtune.store import Sweep
-from graphtune.tune.candidates import Evaluator, Step, bucket_for
+from graphtune.tune.candidates import Evaluator, bucket_for
 from graphtune.tune.prefill_choice import MOST_SLOWER, coalesced, knots_of
 from graphtune.tune.prefill_model import PrefillSteps, prefill_models
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation import EngineAnswer
 from graphtune.tune.recommendation_text import as_text
+from graphtune.tune.step_table import Step
 from graphtune.tune.workload import DecodeShare, PrefillShare, Workload
 from tests.synthetic import (
     MIB,

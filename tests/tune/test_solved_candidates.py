@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from graphtune.engines.base import Padding
 from graphtune.results import CaptureList
-from graphtune.tune.candidates import Evaluator, Step, pareto
+from graphtune.tune.candidates import Evaluator, pareto
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.memory_model import MemoryModel, memory_model
 from graphtune.tune.solved_candidates import checked_sizes, solved_candidates
+from graphtune.tune.step_table import Step
 from tests.synthetic import MIB, captured_list, cell_result, h200_sweep, latency_points
 from tests.tune.test_memory_prediction import gpu_cells
 
