@@ -301,7 +301,9 @@ def test_little_space_is_refused(behave: Callable[..., Path], tmp_path: Path, mo
 
 
 DRIVER = f"""
-import sys, types
+import signal, sys, types
+# A shell lets its background jobs ignore Ctrl-C, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 page = types.ModuleType("graphtune.report")
 page.write_report = lambda sweep, out: None
