@@ -48,6 +48,7 @@ class Chromium:
         self.cdp("Emulation.setDeviceMetricsOverride", **size)
         features = [{"name": "prefers-color-scheme", "value": theme}]
         self.cdp("Emulation.setEmulatedMedia", media=media, features=features)
+        self.cdp("Emulation.setFocusEmulationEnabled", enabled=True)  # a page out of focus may not read the clipboard
         self.console()
         self.driver.get(page.as_uri())
 
