@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from graphtune.worker.nvml import POWER_CAP, Gpu
 
@@ -97,6 +98,8 @@ class HostPace:
             os.sched_setaffinity(0, cores)
         except OSError:  # cores were taken away from this process: from now on the system places the thread
             self._cores = ()
+            with suppress(OSError):
+                os.sched_setaffinity(0, self._allowed)
 
     def slowdown(self) -> float:
         """Time of the fixed piece over its fastest time so far, now or ``HOST_EVERY_S`` ago at most."""
