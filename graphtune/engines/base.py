@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from graphtune.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from graphtune.engines.launch import Launch
     from graphtune.engines.resolution import Resolution
 
@@ -56,6 +58,16 @@ class Serving:
     def width(self) -> int:
         """Rows of one decode request."""
         return 1 + self.spec_tokens
+
+
+def replays(
+    raw: int | np.ndarray, size: int | np.ndarray, padding: Padding, cap_factor: float | None
+) -> bool | np.ndarray:
+    """Whether ``padding`` lets a graph of ``size`` rows, at least ``raw``, serve ``raw`` rows; of arrays, each with
+    each."""
+    if padding == "exact":
+        return size == raw
+    return cap_factor is None or size <= cap_factor * raw if padding == "capped" else True
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from graphtune.engines.base import Padding
+from graphtune.engines.base import Padding, replays
 from graphtune.errors import InputError
 
 Floats = NDArray[np.float64]
@@ -137,12 +137,8 @@ def step_costs(
     raw, weight, eager = raw[kept], weight[kept], eager[kept]
     size = size[aligned]
     graph = graph[aligned] if graph.ndim == 1 else graph[np.ix_(kept, aligned)]
-    taken = np.broadcast_to(graph, (len(raw), len(size)))
-    if padding == "exact":
-        taken = np.where(size[None, :] == raw[:, None], taken, eager[:, None])
-    elif padding == "capped":
-        assert cap_factor is not None
-        taken = np.where(size[None, :] <= cap_factor * raw[:, None], taken, eager[:, None])
+    replayed = replays(raw[:, None], size[None, :], padding, cap_factor)
+    taken = np.where(replayed, np.broadcast_to(graph, (len(raw), len(size))), eager[:, None])
     return StepCosts(raw, weight / weight.sum(), size, np.ascontiguousarray(taken), eager)
 
 

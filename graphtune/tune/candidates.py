@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graphtune.engines.base import Padding
+from graphtune.engines.base import Padding, replays
 from graphtune.stats import LEAST_TOLERANCE, Ratio
 from graphtune.tune.latency_model import Provenance
 from graphtune.tune.memory_model import GraphCost, MemoryModel
@@ -33,11 +33,7 @@ def bucket_for(raw: int, sizes: Sequence[int], padding: Padding, cap_factor: flo
     if index == len(sizes):
         return None
     bucket = sizes[index]
-    if padding == "exact" and bucket != raw:
-        return None
-    if padding == "capped" and cap_factor is not None and bucket > cap_factor * raw:
-        return None
-    return bucket
+    return bucket if replays(raw, bucket, padding, cap_factor) else None
 
 
 def buckets_for(raw: np.ndarray, sizes: Sequence[int], padding: Padding, cap_factor: float | None = None) -> np.ndarray:
@@ -45,12 +41,8 @@ def buckets_for(raw: np.ndarray, sizes: Sequence[int], padding: Padding, cap_fac
     if not sizes:
         return np.full(raw.shape, EAGER)
     at = np.searchsorted(sizes, raw)
-    buckets = np.where(at < len(sizes), np.asarray(sizes)[np.minimum(at, len(sizes) - 1)], EAGER)
-    if padding == "exact":
-        return np.where(buckets == raw, buckets, EAGER)
-    if padding == "capped" and cap_factor is not None:
-        return np.where(buckets > cap_factor * raw, EAGER, buckets)
-    return buckets
+    buckets = np.asarray(sizes)[np.minimum(at, len(sizes) - 1)]
+    return np.where((at < len(sizes)) & replays(raw, buckets, padding, cap_factor), buckets, EAGER)
 
 
 @dataclass(frozen=True)

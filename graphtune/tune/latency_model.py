@@ -115,7 +115,7 @@ class LatencyModel:
         most = self.graph(padded_size, full)
         if raw_size == padded_size:
             return most
-        lowest = min((c for c in self.contexts() if self.graph(padded_size, c) is not None), default=full)
+        lowest = next((c for c in self.contexts() if self.graph(padded_size, c) is not None), full)
         spread = self.graph(padded_size, min(full, max(lowest, full * raw_size / padded_size)))
         if spread is None:
             return None

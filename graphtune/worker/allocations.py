@@ -102,9 +102,10 @@ def _is_private(segment: Any) -> bool:
 def split_events(entries: Sequence[Any], pool_spans: Sequence[tuple[int, int]]) -> tuple[Events, Events]:
     """Requests and frees of torch's history, in a graph pool's address spans and beside them. What lay at a span's
     addresses before the pool took its segment, which may be one that was just given back, is beside it."""
+    taken = [(at, int(entry["addr"])) for at, entry in enumerate(entries) if entry["action"] == "segment_alloc"]
     since = {
-        span: max((at for at, entry in enumerate(entries) if _takes_segment(entry, span)), default=-1)
-        for span in pool_spans
+        (start, stop): max((at for at, address in taken if start <= address < stop), default=-1)
+        for start, stop in pool_spans
     }
     pool: Events = []
     beside: Events = []
@@ -116,10 +117,6 @@ def split_events(entries: Sequence[Any], pool_spans: Sequence[tuple[int, int]]) 
         inside = any(start <= address < stop and at > since[start, stop] for start, stop in pool_spans)
         (pool if inside else beside).append((address, size))
     return pool, beside
-
-
-def _takes_segment(entry: Any, span: tuple[int, int]) -> bool:
-    return entry["action"] == "segment_alloc" and span[0] <= int(entry["addr"]) < span[1]
 
 
 def without(events: Events, address: int) -> Events:

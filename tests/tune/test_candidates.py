@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphtune.engines.base import Padding
 from graphtune.results import CaptureList, Point
 from graphtune.tune.candidates import (
     COVERAGE_TOLERANCE,
@@ -49,9 +50,9 @@ def test_the_bucket_is_the_smallest_that_the_rule_allows(raw: int, sizes: tuple[
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=20), sizes_lists, paddings)
-def test_buckets_of_many_steps_are_those_of_each(raws: list[int], sizes: tuple[int, ...], padding: str) -> None:
-    found = buckets_for(np.array(raws), sizes, padding, 2.0)  # type: ignore[arg-type]
-    assert found.tolist() == [bucket_for(raw, sizes, padding, 2.0) or EAGER for raw in raws]  # type: ignore[arg-type]
+def test_buckets_of_many_steps_are_those_of_each(raws: list[int], sizes: tuple[int, ...], padding: Padding) -> None:
+    found = buckets_for(np.array(raws), sizes, padding, 2.0)
+    assert found.tolist() == [bucket_for(raw, sizes, padding, 2.0) or EAGER for raw in raws]
 
 
 def flat_model(top: int = 80, contexts: tuple[int, ...] = (64, 1024)) -> LatencyModel:

@@ -61,8 +61,7 @@ def test_an_error_of_the_model_leaves_the_cell_to_be_asked_again() -> None:
     def fails(raw_size: int, bucket: int | None, context_tokens: float) -> StepFigure | None:
         raise ZeroDivisionError
 
-    model.step = fails  # type: ignore[method-assign]
-    with pytest.raises(ZeroDivisionError):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(model, "step", fails)
         table.of(np.array([4]))
-    del model.step  # type: ignore[method-assign]
     assert table.of(np.array([4])).us.tolist() == [140.0]

@@ -100,7 +100,9 @@ class BreakableBackend(GraphBackend):
         started = time.perf_counter()
         # A forward's own no_grad is easily passed by when only its inner part is called.
         with torch.no_grad():
-            shape, dtype, device = described(warm_up(forward, post_warmup_hook, self.synchronize))
+            output = warm_up(forward, post_warmup_hook, self.synchronize)
+            shape, dtype, device = output.shape, output.dtype, output.device
+            del output
             if self._output == "shared" and not self._rows.owned():
                 # The rows outlive the warm-ups and must not hold a larger block that those left behind, nor share one
                 # with the last output, which is gone by now.
@@ -192,11 +194,6 @@ class OutputRows:
                 "capture the largest size first or declare output_rows"
             )
         return buffer[: shape[0]]
-
-
-def described(output: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    """All that making room for such an output takes."""
-    return output.shape, output.dtype, output.device
 
 
 def warm_up(forward: Forward, hook: Callable[[], None] | None, synchronize: Callable[[], None]) -> torch.Tensor:
