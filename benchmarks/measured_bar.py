@@ -11,7 +11,8 @@ of the same models: the host's part of a step is that of a machine, so the sweep
 
 Running starts a fresh process for each case, which loads the model, captures the sizes of both lists and times exactly
 these steps, padded as each list pads them, above its top eagerly. Both lists take their turn at every draw: what moves
-the host moves both. One step of each draw is timed with the device alone. The bars: predicted within 2 % of measured,
+the host moves both. One step of each draw is timed with the device alone. What was measured, those times draw by draw
+among it, is written beside the cases (``CASES.measured.json``). The bars: predicted within 2 % of measured,
 recommended at most 1 % slower than the default. Exit status 1 when a bar is missed; on a CPU no bar is applied, because
 a tape saves no time.
 """
@@ -209,6 +210,7 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
     return {
         "measured_us": [sum(one) / len(one) for one in times],
         "measured_gpu_us": [sum(one) / len(one) for one in device_times],
+        "gpu_us": device_times,
         "steps": len(case["draws"]) * STEPS_OF_A_DRAW,
         "disturbed": disturbed,
         "seconds": time.perf_counter() - started,
@@ -217,16 +219,17 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
 
 
 def timed(runner: GraphDecode, of: CaptureList, series: BatchSeries, clock: Clock) -> tuple[list[float], float]:
-    """The steps of one draw in a row, and the device time of one alone, in µs. The runner holds the sizes of all lists
-    and pads to those of ``of``."""
-    runner.sizes = of.sizes
-    on_graph = series.size <= of.sizes[-1]
-    step: Step = runner if on_graph else runner.eager
+    """The steps of one draw in a row, and the device time of one alone, in µs. The runner holds the sizes of all lists;
+    these steps are padded as ``of`` pads them."""
+    from graphtune.worker.runners.decode import PaddedDecode
+
+    bucket = bucket_for(series.size, of.sizes, "always")
+    step: Step = runner.eager if bucket is None else PaddedDecode(runner, bucket)
     one_step(step, series)  # a batch of another size than before: servers keep one for many steps
     taken: list[float] = []
     while len(taken) < STEPS_OF_A_DRAW:
         taken += clock.in_a_row(step, series)["step_us"]
-    return taken, clock.alone(step, series, delay=on_graph)["gpu_us"][0]
+    return taken, clock.alone(step, series, delay=bucket is not None)["gpu_us"][0]
 
 
 def one_step(step: Step, series: BatchSeries) -> None:
@@ -310,7 +313,8 @@ def main() -> None:
         command = [sys.executable, __file__, "--case", str(asked.run), "--index", str(index), "--device", asked.device]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         results.append(json.loads(done.stdout.splitlines()[-1]))
-        print(f"case {index + 1} of {len(cases)}: {results[-1]}", file=sys.stderr, flush=True)
+        print(f"case {index + 1} of {len(cases)}: {results[-1]['seconds']:.0f} s", file=sys.stderr, flush=True)
+        asked.run.with_suffix(".measured.json").write_text(json.dumps(results) + "\n")
     sys.exit(0 if report(cases, results) else 1)
 
 

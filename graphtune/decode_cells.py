@@ -16,12 +16,20 @@ from itertools import product
 from graphtune.errors import InputError
 from graphtune.kv_pool import KvPool, Need
 from graphtune.named_lists import NamedList, at_most, listed, union_of
-from graphtune.plan import STEP_TOKENS, UNION, Cell, LatencyAt, Repeats, Skip
+from graphtune.plan import STEP_TOKENS, UNION, Cell, LatencyAt, PaddedTo, Repeats, Skip
 from graphtune.recipe import LoadedRecipe
 from graphtune.results import CaptureList, Execution, Order, Sharing
 
 GATE_PAGES = 3
 """Pages per request that the correctness gate uses where the pool has them, for one request more than the bucket."""
+
+
+EVERY_RAW_UP_TO, LEAST_FILLED = 32, 8
+"""Padded steps are timed at raw sizes next to powers of two: all of them in buckets up to the first figure, in a larger
+one those that fill an eighth of it, or else the largest. Emptier ones take hardly less."""
+
+EVERY_BUCKET_UP_TO = 128
+"""Above, every second bucket is enough: kernels change less from one to the next than what they take."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,8 @@ class DecodePlan:
         for process in range(1, repeats.processes + 1):
             for group in groups:
                 timed = latency if group is first[group[0].backend] else ()
+                if process == 1 or repeats.whole:
+                    timed = _with_padded(timed)
                 tells_noise = timed or group[0].name == self.named[0].name
                 if process > 1 and not (repeats.whole or tells_noise):
                     continue
@@ -132,6 +142,33 @@ def _latency(
             reason = f"{left[0]} requests take {need} KV tokens; {pool.limit} leaves {pool.tokens}"
             skips.append(Skip(f"step times of {listed(left)} requests at context {tokens}", reason))
     return tuple(latency), tuple(skips)
+
+
+def _with_padded(latency: tuple[LatencyAt, ...]) -> tuple[LatencyAt, ...]:
+    """The same with padded steps at the context with the most sizes, the smaller of two equals.
+
+    What padding takes changes little with context, and hardly between processes: once is enough.
+    """
+    if not any("graph" in at.executions for at in latency):
+        return latency
+    main = max(latency, key=lambda at: (len(at.sizes), -at.context_tokens))
+    return tuple(replace(at, padded=padded_steps(at.sizes)) if at is main else at for at in latency)
+
+
+def padded_steps(sizes: tuple[int, ...]) -> tuple[PaddedTo, ...]:
+    """The padded steps to time where all of ``sizes`` (ascending) are captured and timed full."""
+    above = [size for size in sizes if size > EVERY_BUCKET_UP_TO]
+    buckets = [size for size in sizes if size <= EVERY_BUCKET_UP_TO] + above[::-2][::-1]
+    powers = [1 << exponent for exponent in range(sizes[-1].bit_length())]
+    near = {max(size for size in sizes if size <= power) for power in powers if power >= sizes[0]}
+    raw_sizes = sorted({sizes[0], *near})
+    padded: dict[int, list[int]] = {raw: [] for raw in raw_sizes}
+    for bucket in buckets:
+        below = [raw for raw in raw_sizes if raw < bucket]
+        for raw in below:
+            if bucket <= EVERY_RAW_UP_TO or bucket <= LEAST_FILLED * raw or raw == below[-1]:
+                padded[raw].append(bucket)
+    return tuple(PaddedTo(raw, tuple(larger)) for raw, larger in padded.items() if larger)
 
 
 def _capture_lists(

@@ -27,11 +27,16 @@ CAPTURE_RUNS, GATE_RUNS, TIMED_RUNS = 3, 7, 4
 """How often a prefill runs: eager warm-up and those of the capture, comparisons of the gate, samples of a step time."""
 
 
+PADDED_SHARE = 0.25
+"""A padded step is read for its device time alone, in few samples."""
+
+
 def expected_seconds(cell: Cell, model: ModelConfig, device: str) -> float:
     """Start, weights, captures with their gate, the timed steps, and the products of prefills."""
     pace = PACES[device]
     captures = sum(len(one.sizes) for one in cell.lists)
-    points = sum(len(at.sizes) * len(at.executions) for at in cell.latency)
+    points: float = sum(len(at.sizes) * len(at.executions) for at in cell.latency)
+    points += PADDED_SHARE * sum(len(padded.buckets) for at in cell.latency for padded in at.padded)
     points += sum(len(at.tokens) * len(at.executions) for at in cell.prefill_latency)
     weights_gib = model.weights_bytes(DTYPE_BYTES[cell.dtype]) / GIB
     return (

@@ -26,12 +26,22 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class PaddedTo:
+    """Replays of ``raw_size`` requests in larger ``buckets``, for their device time."""
+
+    raw_size: int
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class LatencyAt:
-    """Steps to time on the cell's first list: every size at one context (mean KV tokens per request)."""
+    """Steps to time on the cell's first list: every size at one context (mean KV tokens per request), and ``padded``
+    ones."""
 
     sizes: tuple[int, ...]
     context_tokens: int
     executions: tuple[Execution, ...] = ("graph", "eager")
+    padded: tuple[PaddedTo, ...] = ()
 
 
 @dataclass(frozen=True)

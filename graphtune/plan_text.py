@@ -61,6 +61,8 @@ def plan_lines(
             lines += _list_lines(cell.lists)
         for at in cell.latency:
             text = f"context {at.context_tokens}: {len(at.sizes)} sizes, {' and '.join(at.executions)}"
+            if padded := sum(len(one.buckets) for one in at.padded):
+                text += f"; {padded} padded replays"
             lines += wrapped(text, INDENT)
         for prefill in cell.prefill_latency:
             requests = f"{prefill.requests} request{'s' if prefill.requests > 1 else ''}"

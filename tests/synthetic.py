@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from graphtune.plan import Cell, LatencyAt, Measure, Skip
+from graphtune.decode_cells import padded_steps
+from graphtune.plan import Cell, LatencyAt, Measure, PaddedTo, Skip
 from graphtune.results import (
     SCHEMA,
     Capture,
@@ -246,13 +248,34 @@ def ledger(of: CapturedList, facts: ModelFacts, context_bytes: int = 700 * MIB) 
     return MemoryLedger(tuple(marks), "nvml_device", disagreement_bytes=2 * MIB, unexplained_bytes=0)
 
 
+def decoder_us(raw_size: int, bucket: int, context_tokens: int) -> float:
+    """Device time of a memory-bound decoder: a floor, tiles of 64 rows, rows, KV reads of the live ones."""
+    return 4650 + 95 * math.ceil(bucket / 64) + 8 * bucket + raw_size * context_tokens * 131072 / 4.1e6
+
+
+def padded_points(
+    padded: Iterable[PaddedTo], context_tokens: int, device_us: Callable[[int, int], float]
+) -> list[Point]:
+    """Padded replays that take ``device_us`` of the raw size and the bucket."""
+    return [
+        replace(
+            point(one.raw_size, context_tokens, "graph", 0.0),
+            padded_size=bucket,
+            gpu_us=samples(device_us(one.raw_size, bucket), count=3),
+            **dict.fromkeys(("host_us", "step_us", "plan_us", "fill_us", "launch_us", "overlap_us")),
+        )
+        for one in padded
+        for bucket in one.buckets
+    ]
+
+
 def latency_points(
     sizes: Sequence[int], context_tokens: int, *, bias: float = 1.0, spread: float = 0.004, seed: int = 0
 ) -> list[Point]:
-    """Graph and eager points shaped like a memory-bound decoder: a floor, tiles of 64 rows, KV reads, host cost."""
+    """Graph and eager points shaped like a memory-bound decoder, and what the host takes."""
     points = []
     for size in sizes:
-        gpu = (4650 + 95 * math.ceil(size / 64) + size * (8 + context_tokens * 131072 / 4.1e6)) * bias
+        gpu = decoder_us(size, size, context_tokens) * bias
         plan = 70 + 0.15 * size
         points.append(
             point(
@@ -441,6 +464,8 @@ def h200_sweep(path: Path = Path("reports/synthetic-8b-nvidia-h200")) -> Sweep:
         points = latency_points(union, 1024, bias=bias, seed=process)
         for context in (512, 4096, 16384):
             points += latency_points(SPARSE_SIZES, context, bias=bias, seed=process)
+        if process == 1:
+            points += padded_points(padded_steps(union), 1024, partial(decoder_us, context_tokens=1024))
         profiles = [
             LaunchProfile(size, 1024, "eager", 427, kernel, max(kernel * 1.02, 6050.0), max(0.02, 1 - kernel / 6050))
             for size, kernel in ((1, 4600.0), (16, 5200.0), (64, 7100.0), (256, 15200.0))

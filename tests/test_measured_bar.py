@@ -62,15 +62,15 @@ def test_each_list_pads_to_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> Non
         "draws": [(1, 60), (3, 90)],
         "cell": asdict(replace(like, lists=lists, latency=(replace(like.latency[0], sizes=(1, 3)),))),
     }
-    seen: list[tuple[int, ...]] = []
+    seen: list[tuple[int, int]] = []
     launch = GraphDecode.launch
 
     def watched(runner: GraphDecode) -> torch.Tensor:
         assert runner._batch is not None
-        seen.append((*runner.sizes, runner._batch.padded_size))
+        seen.append((runner._batch.raw_size, runner._batch.padded_size))
         return launch(runner)
 
     monkeypatch.setattr(GraphDecode, "launch", watched)
     run_case(json.loads(json.dumps(case)), "cpu")
-    assert set(seen) == {(2, 4, 2), (2, 4, 4), (1, 3, 1), (1, 3, 3)}
-    assert seen[0][:2] == (2, 4) and seen[-1][:2] == (2, 4)  # the order turns with every draw
+    assert set(seen) == {(1, 2), (3, 4), (1, 1), (3, 3)}
+    assert seen[0] == (1, 2) and seen[-1] == (3, 4)  # the order turns with every draw

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphtune.decode_cells import EVERY_BUCKET_UP_TO, EVERY_RAW_UP_TO, padded_steps
 from graphtune.engines.base import DeviceFacts
 from graphtune.errors import InputError
 from graphtune.plan import Plan
@@ -122,7 +123,27 @@ def test_powers_of_two_reach_as_far_as_the_other_lists() -> None:
 def test_a_recipes_processes_repeat_what_tells_the_noise() -> None:
     made = plan(TWO + "processes: 2\n")
     assert names_of(made) == [["union"], ["a"], ["b"], ["union"], ["a"]]
-    assert made.cells[3].latency == made.cells[0].latency
+    # What padding takes is timed once.
+    assert any(at.padded for at in made.cells[0].latency)
+    assert made.cells[3].latency == tuple(replace(at, padded=()) for at in made.cells[0].latency)
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=60, unique=True).map(sorted))
+def test_padded_steps_replay_measured_sizes_in_larger_ones(sizes: list[int]) -> None:
+    made = padded_steps(tuple(sizes))
+    pairs = {(one.raw_size, bucket) for one in made for bucket in one.buckets}
+    assert all(raw < bucket and {raw, bucket} <= set(sizes) for raw, bucket in pairs)
+    timed = {bucket for _, bucket in pairs}
+    assert timed >= {size for size in sizes[1:] if size <= EVERY_BUCKET_UP_TO} | set(sizes[1:][-1:])
+    assert all((sizes[0], size) in pairs for size in sizes[1:] if size <= EVERY_RAW_UP_TO)
+    skipped = [size for size in sizes[1:] if size not in timed]
+    assert all(sizes[sizes.index(size) + 1] in timed for size in skipped)
+
+
+def test_a_large_bucket_is_timed_half_full_and_not_nearly_empty() -> None:
+    by_raw = {one.raw_size: one.buckets for one in padded_steps((1, 2, 4, 8, 16, 32, 64, 96, 128, 136, 144, 152))}
+    assert by_raw[4] == (8, 16, 32) and by_raw[8] == (16, 32, 64) and by_raw[16] == (32, 64, 96, 128)
+    assert by_raw[64] == (96, 128, 136, 152) and by_raw[128] == (136, 152)
 
 
 def test_rounds_repeat_whole_cells_and_controls_come_once() -> None:

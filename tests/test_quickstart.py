@@ -88,14 +88,24 @@ def test_everything_swept_ended_in_time(swept: Sweep) -> None:
 
 
 def test_every_step_was_timed_in_both_ways(swept: Sweep) -> None:
-    frame = tidy_frame(swept)
+    timed = tidy_frame(swept)
+    frame = timed[timed.step_us_median.notna()]
     steps = {(row.phase, row.raw_size, row.execution) for row in frame.itertuples()}
     sizes = [("decode", size) for size in (1, 2, 4, 8)]
     sizes += [("prefill", tokens) for tokens in (1, 4, 5, 8, 9, 16, 17, 32)]
     assert steps == {(*size, execution) for size in sizes for execution in ("graph", "eager")}
     assert len(frame) == len(steps)
     assert (frame["step_us_median"] > 0).all()
-    assert (frame["status"] == "ok").all()
+    assert (timed["status"] == "ok").all()
+
+
+def test_padded_replays_were_timed_on_the_device_alone(swept: Sweep) -> None:
+    timed = tidy_frame(swept)
+    padded = timed[(timed.phase == "decode") & (timed.raw_size < timed.padded_size)]
+    pairs = {(row.raw_size, row.padded_size) for row in padded.itertuples()}
+    assert pairs == {(1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8)}
+    assert (padded["gpu_us_median"] > 0).all()
+    assert padded[["host_us_median", "step_us_median", "overlap_us_median"]].isna().all(axis=None)
 
 
 def test_the_results_say_that_this_was_a_cpu(swept: Sweep) -> None:

@@ -6,12 +6,9 @@ A size is measured at the main context, most are at no other. Which kernels it r
 tokens cost changes smoothly with size: at another context it is its figure at the main one and the difference that
 context makes to the measured sizes around it.
 
-Graph figures are measured on full buckets. Padded rows hold one KV token each, so a bucket that serves fewer requests
-reads only their KV: it is looked up at the context that gives a full bucket as many KV tokens in all. Attention does
-not cost the same for equal tokens (its work is cut into waves), so the figure is kept between two that were measured at
-the context itself: at most that of the full bucket and, below that, at least that of as many requests in a bucket of
-their own, less what the larger bucket is faster by at the lowest context (a matrix product of 4 rows can take less time
-than one of 1). With one measured context padded rows are charged as full ones.
+A batch that does not fill its bucket takes what as many requests in a bucket of their own take, and what padding adds
+to their device time (``padded_times``); at most what the full bucket takes. Where a sweep holds no padded steps, padded
+rows are charged as full ones.
 
 Eager figures are graphtune's own eager path at the raw size, a lower bound of a server's.
 """
@@ -27,14 +24,16 @@ from typing import Literal, NamedTuple
 
 from graphtune.errors import Finding
 from graphtune.results import CellResult, Execution
-from graphtune.stats import COMBINED, STEADIED, PointKey, Time, all_medians, combined_us, undisturbed
+from graphtune.stats import COMBINED, STEADIED, Median, PointKey, Time, all_medians, combined_us, undisturbed
 from graphtune.tune.host_part import only_disturbed, steadied
+from graphtune.tune.padded_times import PaddedTimes
 from graphtune.tune.stand_ins import with_stand_ins
 
 Provenance = Literal["measured", "interpolated"]
 
 LEAST_SHARE = 0.5
-"""Kernels make no size take less than this share of what a line between its neighbours says."""
+"""Kernels make no size take less than this share of what a line between its neighbours says, and no bucket take a batch
+in less than this share of what one of its own size does."""
 
 
 class StepFigure(NamedTuple):
@@ -69,6 +68,7 @@ class LatencyModel:
     cell_ids: tuple[str, ...]
     eager_overhead_us: float = 0.0
     statistic: str = COMBINED
+    padded: PaddedTimes | None = None
     processes: Mapping[int, LatencyModel] = field(default_factory=dict)
     stood_in: frozenset[At] = frozenset()
     disturbed: frozenset[At] = frozenset()
@@ -108,32 +108,20 @@ class LatencyModel:
     def replay(self, raw_size: int, padded_size: int, context_tokens: float) -> StepFigure | None:
         """Replay of the bucket ``padded_size`` for ``raw_size`` requests of ``context_tokens`` each.
 
-        Contexts outside the measured ones are answered by the nearest; a spread context below those that the bucket
-        was measured at, by the lowest of them. None beyond the measured sizes.
+        Contexts outside the measured ones are answered by the nearest. None beyond the measured sizes.
         """
-        full = self.nearest_context(context_tokens)
-        most = self.graph(padded_size, full)
+        context = self.nearest_context(context_tokens)
+        full = self.graph(padded_size, context)
         if raw_size == padded_size:
-            return most
-        lowest = next((c for c in self.contexts() if self.graph(padded_size, c) is not None), full)
-        spread = self.graph(padded_size, min(full, max(lowest, full * raw_size / padded_size)))
-        if spread is None:
-            return None
-        least = self._without_kernels(raw_size, padded_size, full, lowest)
-        figure = max((one for one in (spread, least) if one is not None), key=_us)
-        figure = min((one for one in (figure, most) if one is not None), key=_us)
-        return figure._replace(provenance="interpolated")
-
-    def _without_kernels(self, raw_size: int, padded_size: int, full: float, lowest: float) -> StepFigure | None:
-        """``raw_size`` requests in a bucket of their own at context ``full``, less what that bucket takes longer than
-        ``padded_size`` at the ``lowest`` context. There KV counts least: compared over equal KV tokens, for which
-        attention does not take equal time, large batches came out 5 % too fast."""
-        own, own_lowest = self.graph(raw_size, full), self.graph(raw_size, lowest)
-        padded_lowest = self.graph(padded_size, lowest)
-        if own is None or own_lowest is None or padded_lowest is None:
-            return own
-        share = min(own.own, own_lowest.own, padded_lowest.own)
-        return own._replace(us=own.us - max(0.0, own_lowest.us - padded_lowest.us), own=share)
+            return full
+        own = self.graph(raw_size, context)
+        extra_us = self.padded.extra_us(raw_size, padded_size) if self.padded else None
+        if own is None or extra_us is None:
+            return full and full._replace(provenance="interpolated")
+        us = max(own.us + extra_us, LEAST_SHARE * own.us)
+        if full is not None and full.us < us:
+            return full._replace(provenance="interpolated")
+        return own._replace(us=us, provenance="interpolated")
 
     def step(self, raw_size: int, bucket: int | None, context_tokens: float) -> StepFigure | None:
         """The step of ``raw_size`` requests of ``context_tokens`` each in ``bucket``, or eager where it is None.
@@ -249,10 +237,6 @@ def between(figures: Mapping[int, StepFigure], at: float) -> StepFigure | None:
     return StepFigure(low.us * (1 - share) + high.us * share, "interpolated", own)
 
 
-def _us(figure: StepFigure) -> float:
-    return figure.us
-
-
 def latency_model(
     cells: Iterable[CellResult], *, time: Time = "step_us", eager_overhead_us: float = 0.0
 ) -> LatencyModel:
@@ -262,11 +246,7 @@ def latency_model(
     graph point was measured.
     """
     cells = tuple(cells)
-    medians = {
-        key: by
-        for key, by in all_medians(cells, time).items()
-        if key.phase == "decode" and key.raw_size == key.padded_size
-    }
+    medians = {key: by for key, by in _decode_medians(cells, time).items() if key.raw_size == key.padded_size}
     graph_points = Counter(key.attention for key in medians if key.execution == "graph")
     if not graph_points:
         raise Finding(
@@ -275,8 +255,9 @@ def latency_model(
         )
     attention = graph_points.most_common(1)[0][0]
     measured = {_at_of(key): by for key, by in medians.items() if key.attention == attention}
+    device = {key: by for key, by in _decode_medians(cells, "gpu_us").items() if key.attention == attention}
+    padded = _padded_times(device)
     if time == "step_us":
-        device = all_medians(cells, "gpu_us")
         known = steadied(measured, {_at_of(key): device.get(key, {}) for key in medians if key.attention == attention})
     else:
         known = {at: undisturbed(by) for at, by in measured.items()}
@@ -291,13 +272,38 @@ def latency_model(
             _table({at: by[process] for at, by in complete.items()}),
             ids,
             eager_overhead_us,
+            padded=padded,
             stood_in=frozenset(at for at, by in known.items() if process not in by),
         )
         for process in sorted({process for by in known.values() for process in by})
     }
     combined = _table({at: combined_us(by) for at, by in complete.items()})
     statistic = STEADIED if time == "step_us" else COMBINED
-    return LatencyModel(attention, time, combined, ids, eager_overhead_us, statistic, processes, disturbed=disturbed)
+    return LatencyModel(
+        attention, time, combined, ids, eager_overhead_us, statistic, padded, processes, disturbed=disturbed
+    )
+
+
+def _decode_medians(cells: Iterable[CellResult], time: Time) -> dict[PointKey, dict[int, Median]]:
+    return {key: by for key, by in all_medians(cells, time).items() if key.phase == "decode"}
+
+
+def _padded_times(device: Mapping[PointKey, Mapping[int, Median]]) -> PaddedTimes | None:
+    """What padding takes at the context with the most padded replays, of the processes that timed any there: against
+    the same processes' full buckets."""
+    graphs = {key: by for key, by in device.items() if key.execution == "graph"}
+    contexts = Counter(key.context_tokens for key in graphs if key.raw_size < key.padded_size)
+    if not contexts:
+        return None
+    context = contexts.most_common(1)[0][0]
+    here = {(key.padded_size, key.raw_size): by for key, by in graphs.items() if key.context_tokens == context}
+    processes = {process for (bucket, raw), by in here.items() if raw < bucket for process in by}
+    times: dict[int, dict[int, float]] = defaultdict(dict)
+    for (bucket, raw), by in here.items():
+        if same := {process: median for process, median in by.items() if process in processes}:
+            times[bucket][raw] = combined_us(undisturbed(same))
+    full = {bucket: column[bucket] for bucket, column in times.items() if bucket in column}
+    return PaddedTimes(full, {bucket: column for bucket, column in times.items() if len(column) > 1})
 
 
 def _table(figures: Mapping[At, float]) -> dict[tuple[Execution, int], dict[int, float]]:

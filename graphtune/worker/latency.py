@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
-from graphtune.plan import Cell, Measure, PrefillAt
+from graphtune.plan import Cell, LatencyAt, Measure, PrefillAt
 from graphtune.results import CaptureList, Execution, LaunchProfile, Point, Timeline
 from graphtune.worker.engine import Engine
 from graphtune.worker.launches import StepTrace, trace_step
 from graphtune.worker.nvml import Gpu
-from graphtune.worker.runners.decode import GraphDecode
+from graphtune.worker.runners.decode import GraphDecode, PaddedDecode
 from graphtune.worker.runners.prefill import GraphPrefill, PaddedPrefill
 from graphtune.worker.runners.series import BatchSeries, PrefillSeries
-from graphtune.worker.timing import Clock, Step, time_decode, time_prefill
+from graphtune.worker.timing import Clock, Step, time_decode, time_padded, time_prefill
 
 PREFILL_SHARE = 0.5
 """Of ``max_seconds``, what a prefill may take: one reading tells all its times, where a decode step has three."""
@@ -85,6 +85,28 @@ class Latency:
                         )
                     done += 1
                     self.saved(f"latency at context {at.context_tokens}", done, total)
+            if at.padded:
+                with timed(self.seconds, "latency_padded"):
+                    self._padded(runner, at, clock)
+
+    def _padded(self, runner: GraphDecode, at: LatencyAt, clock: Clock) -> None:
+        """Replays in buckets larger than the batch: which kernels run is the bucket's, what is read the batch's."""
+        for done, padded in enumerate(at.padded, start=1):
+            with closing(self._batches(padded.raw_size, at.context_tokens)) as series:
+                for bucket in padded.buckets:
+                    if bucket in runner.sizes:
+                        self.points.append(
+                            time_padded(
+                                PaddedDecode(runner, bucket),
+                                series,
+                                padded_size=bucket,
+                                clock=clock,
+                                measure=self.cell.measure,
+                                backend=runner.list.backend,
+                                attention=self.cell.attention,
+                            )
+                        )
+            self.saved(f"padded steps at context {at.context_tokens}", done, len(at.padded))
 
     def _decode_steps(self, runner: GraphDecode, executions: tuple[Execution, ...], size: int) -> dict[Execution, Step]:
         steps: dict[Execution, Step] = {}

@@ -26,6 +26,7 @@ STEPS_IN_A_ROW = 4
 STEPS_OVERLAPPED = 9
 MAX_SAMPLES = 200
 PATIENT = 2
+PADDED_SAMPLES, PADDED_SHARE = 3, 1 / 6  # of max_seconds: device time alone differs by some tenths of a percent
 DELAY_CYCLES = 600_000  # 0.3 ms at 2 GHz, longer than launching a graph takes
 
 
@@ -330,6 +331,29 @@ def time_decode(
         )
         for execution, values in sampled.items()
     ]
+
+
+def time_padded(
+    step: Step, series: BatchSeries, *, padded_size: int, clock: Clock, measure: Measure, backend: str, attention: str
+) -> Point:
+    """The point of the series' steps replayed in the bucket ``padded_size``: its device time, and no other."""
+
+    def device_time(series: Series) -> dict[str, list[float]]:
+        return {"gpu_us": clock.alone(step, series)["gpu_us"]}
+
+    clock.in_a_row(step, series)
+    few = replace(measure, min_samples=PADDED_SAMPLES, max_seconds=PADDED_SHARE * measure.max_seconds)
+    found = sample({"graph": device_time}, series, few, clock.watch, clock.device_alone(backend))
+    return _point(
+        "graph",
+        found["graph"],
+        phase="decode",
+        raw_size=series.size,
+        padded_size=padded_size,
+        context_tokens=series.context,
+        backend=backend,
+        attention=attention,
+    )
 
 
 def time_prefill(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphtune.engines.base import Padding
+from graphtune.plan import PaddedTo
 from graphtune.results import CaptureList, Point
 from graphtune.tune.candidates import (
     COVERAGE_TOLERANCE,
@@ -30,7 +31,7 @@ from graphtune.tune.candidates import (
 from graphtune.tune.latency_model import LatencyModel, latency_model
 from graphtune.tune.memory_model import GraphCost, memory_model
 from graphtune.tune.step_table import EAGER, Step
-from tests.synthetic import MIB, captured_list, cell_result, point
+from tests.synthetic import MIB, captured_list, cell_result, padded_points, point
 
 sizes_lists = st.lists(st.integers(1, 64), min_size=1, max_size=8, unique=True).map(lambda s: tuple(sorted(s)))
 paddings = st.sampled_from(["always", "capped", "exact"])
@@ -55,14 +56,21 @@ def test_buckets_of_many_steps_are_those_of_each(raws: list[int], sizes: tuple[i
     assert found.tolist() == [bucket_for(raw, sizes, padding, 2.0) or EAGER for raw in raws]
 
 
-def flat_model(top: int = 80, contexts: tuple[int, ...] = (64, 1024)) -> LatencyModel:
-    """Every size measured: graphs pay for rows and for KV tokens, eager has a floor."""
+def flat_model(top: int = 80, contexts: tuple[int, ...] = (64, 1024), *, padded: bool = True) -> LatencyModel:
+    """Every size measured: graphs pay for rows and for the KV tokens of live ones, eager has a floor."""
+
+    def graph_us(raw: int, bucket: int, context: int) -> float:
+        return 100.0 + 7 * bucket + 0.01 * raw * context
+
     points: list[Point] = []
     for context in contexts:
         for size in range(1, top + 1):
-            graph = 100.0 + 7 * size + 0.01 * size * context
-            points.append(point(size, context, "graph", graph))
-            points.append(point(size, context, "eager", max(400.0, graph)))
+            points.append(point(size, context, "graph", graph_us(size, size, context)))
+            points.append(point(size, context, "eager", max(400.0, graph_us(size, size, context))))
+    if padded:
+        every = [PaddedTo(raw, tuple(range(raw + 1, top + 1))) for raw in (1, 2, 16, 64) if raw < top]
+        host_us = 90.0  # of every synthetic step
+        points += padded_points(every, 1024, lambda raw, bucket: graph_us(raw, bucket, 1024) - host_us)
     of = CaptureList("all", "decode", "full", tuple(range(1, top + 1)))
     return latency_model([cell_result([captured_list(of)], points)])
 
@@ -102,18 +110,18 @@ def test_figures_follow_their_definitions(
     assert found.expected_step_us == pytest.approx(us / total)
 
 
-@given(st.integers(1, 80), st.integers(0, 20), st.sampled_from([64, 300, 1024]))
+@given(st.integers(1, 80), st.integers(0, 40), st.sampled_from([64, 300, 1024]))
 def test_padded_rows_read_no_kv(raw: int, padding: int, context: int) -> None:
-    """With two contexts, a bucket serving fewer requests costs its rows and only the KV tokens of the live ones."""
+    """A bucket serving fewer requests costs its rows and only the KV tokens of the live ones, at every context."""
     bucket = min(raw + padding, 80)
     figure = MODEL.replay(raw, bucket, context)
     assert figure is not None
-    held = raw * context if raw == bucket else max(raw * context, 64 * bucket)
-    assert figure.us == pytest.approx(100.0 + 7 * bucket + 0.01 * held)
+    assert figure.us == pytest.approx(100.0 + 7 * bucket + 0.01 * raw * context)
+    assert (figure.provenance == "measured") == (bucket == raw and context != 300)
 
 
-def test_with_one_context_padded_rows_are_charged_as_full_ones() -> None:
-    model = flat_model(8, (1024,))
+def test_without_padded_steps_padded_rows_are_charged_as_full_ones() -> None:
+    model = flat_model(8, padded=False)
     padded, full = model.replay(5, 8, 1024), model.graph(8, 1024)
     assert padded is not None and full is not None
     assert padded.us == full.us and padded.provenance == "interpolated"

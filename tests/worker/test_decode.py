@@ -14,7 +14,7 @@ from graphtune.worker.engine import Engine
 from graphtune.worker.gate import check_list
 from graphtune.worker.runners.base import CaptureFailure
 from graphtune.worker.runners.buffers import LiveBatch, StaticBuffers, decode_slots
-from graphtune.worker.runners.decode import GraphDecode
+from graphtune.worker.runners.decode import GraphDecode, PaddedDecode
 from graphtune.worker.runners.series import make_batches
 from tests.worker import tiny
 
@@ -51,6 +51,20 @@ def test_random_steps_agree_with_eager(engine: Engine, settings: dict[str, str])
             assert torch.allclose(replayed, engine.eager.run(live), rtol=1e-4, atol=1e-5)
             engine.table.release(rows)
     assert runner.admitted == {"graph": 24}
+
+
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_a_step_in_a_larger_bucket_agrees_with_eager(engine: Engine, size: int) -> None:
+    runner = captured(engine, tiny.capture_list(1, 3, 4, 8))
+    step = PaddedDecode(runner, size)
+    with torch.inference_mode():
+        _, (live,) = batches(engine, np.random.default_rng(size).integers(1, 60, (1, 3), dtype=np.int32))
+        step.fill(live)
+        step.plan()
+        replayed = step.launch().clone()
+        assert replayed.shape[0] == 3
+        assert torch.allclose(replayed, engine.eager.run(live), rtol=1e-4, atol=1e-5)
+    assert not runner.admitted  # no server chose this bucket
 
 
 def test_a_batch_above_the_top_runs_eager_and_is_counted(engine: Engine) -> None:

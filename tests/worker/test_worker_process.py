@@ -15,7 +15,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from graphtune.plan import Cell, LatencyAt
+from graphtune.plan import Cell, LatencyAt, PaddedTo
 from graphtune.results import CellResult
 from graphtune.worker.measurement import Measurement
 from graphtune.worker.memory import Ledger
@@ -43,7 +43,8 @@ def long_cell() -> Cell:
 
 def test_a_result_holds_everything_the_cell_asked_for(tmp_path: Path) -> None:
     lists = (tiny.capture_list(1, 2, 4, 8), tiny.capture_list(1, 2, 4, 8, output="per_size", order="ascending"))
-    cell = tiny.cell(lists=lists, latency=(LatencyAt((1, 4), 100), LatencyAt((2,), 60)))
+    padded = (PaddedTo(1, (2, 8)), PaddedTo(2, (4, 16)))  # 16 is not captured
+    cell = tiny.cell(lists=lists, latency=(LatencyAt((1, 4), 100, padded=padded), LatencyAt((2,), 60)))
     result, output = run(tmp_path, cell)
     assert (result.status, result.reason, result.unmeasured) == ("ok", None, ())
     assert result.cell_id == cell.id
@@ -52,9 +53,13 @@ def test_a_result_holds_everything_the_cell_asked_for(tmp_path: Path) -> None:
     assert all(captured.gate_green and captured.leftover_bytes == 0 for captured in result.captured_lists)
     assert result.captured_lists[0].graph_bytes == result.captured_lists[0].pool_bytes
     assert [capture.size for capture in result.captured_lists[0].captures] == [8, 4, 2, 1]
-    points = {(p.raw_size, p.context_tokens, p.execution) for p in result.points}
+    full = [point for point in result.points if point.raw_size == point.padded_size]
+    points = {(p.raw_size, p.context_tokens, p.execution) for p in full}
     assert points == {(n, c, e) for n, c in ((1, 100), (4, 100), (2, 60)) for e in ("graph", "eager")}
-    for point in result.points:
+    in_larger = [point for point in result.points if point not in full]
+    assert [(p.raw_size, p.padded_size, p.context_tokens) for p in in_larger] == [(1, 2, 100), (1, 8, 100), (2, 4, 100)]
+    assert all(p.gpu_us and p.host_us is None and p.step_us is None for p in in_larger)
+    for point in full:
         assert point.gpu_us and point.host_us and point.step_us
         assert (point.overlap_us is not None) == (point.execution == "graph")
         assert point.gpu_us.taken >= 3 and point.gpu_us.stop in ("noise", "time", "count")

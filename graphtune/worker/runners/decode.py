@@ -117,7 +117,11 @@ class GraphDecode(GraphRunner):
         self.admitted[admission.reason] += 1
         if admission.padded_size is None:
             raise RuntimeError(f"not admitted: {admission.reason}; run() falls back to eager")
-        self._batch = self.eager.buffers.fill(live, admission.padded_size)
+        self.pad(live, admission.padded_size)
+
+    def pad(self, live: LiveBatch, size: int) -> None:
+        """Fill the buffers for the captured ``size``, whatever admission would choose."""
+        self._batch = self.eager.buffers.fill(live, size)
 
     def plan(self) -> None:
         assert self._batch is not None, "fill() comes before plan()"
@@ -160,3 +164,20 @@ class GraphDecode(GraphRunner):
         super().tear_down()
         self.eager.attention.unbind()
         self._batch = None
+
+
+class PaddedDecode:
+    """Replays of one captured size for any batch that fits it: a step that can be timed, admission left out."""
+
+    def __init__(self, runner: GraphDecode, size: int) -> None:
+        self._runner = runner
+        self._size = size
+
+    def fill(self, live: LiveBatch) -> None:
+        self._runner.pad(live, self._size)
+
+    def plan(self) -> None:
+        self._runner.plan()
+
+    def launch(self) -> torch.Tensor:
+        return self._runner.launch()
