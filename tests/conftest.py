@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             left_out.append(item)
             named.setdefault(f"{item.nodeid.partition('[')[0]} ({marker}: {reasons[marker]})", None)
-    items[:] = kept
+    items[:] = sorted(kept, key=lambda item: item.get_closest_marker("first") is None)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     config.stash[_LEFT_OUT] = list(named)

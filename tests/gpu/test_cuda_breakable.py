@@ -114,14 +114,15 @@ def test_more_sizes_and_layers_take_no_more_eager_memory(device: torch.device) -
     assert held[0] == held[1]
 
 
+@pytest.mark.first
 def test_shared_rows_get_a_segment_of_their_own(device: torch.device) -> None:
     """12 MiB of output beside a pool: torch gives as much a segment to itself when none is free."""
     x = torch.ones(1024, 3072, device=device)
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
     backend = CudaBreakable(output_rows=1024)
     with torch.no_grad(), backend.capture_session():
         backend.capture_one(ShapeKey(1024), lambda: (torch.cat([x, x], dim=1) * 2)[:, :3072].contiguous())
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() - before - backend.pool_bytes() == x.numel() * x.element_size()
+    at = backend.owned(ShapeKey(1024))["output_rows"].data_ptr()
+    segments = torch.cuda.memory_snapshot()
+    (segment,) = [one for one in segments if one["address"] <= at < one["address"] + one["total_size"]]
+    assert segment["total_size"] == x.numel() * x.element_size()
     backend.cleanup()
