@@ -15,6 +15,7 @@ from graphtune.results import CaptureList
 from graphtune.stats import Ratio
 from graphtune.store import read_sweep
 from graphtune.tune.candidates import bucket_for
+from graphtune.tune.latency_model import latency_model
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.workload import DecodeShare, Workload, steady, uniform
 from tests.synthetic import (
@@ -398,14 +399,11 @@ def test_a_workload_file_weighs_steps_and_contexts(tmp_path: Path) -> None:
     rows = [{"requests": 1, "weight": 3, "mean_kv_tokens": 512}, {"requests": 4, "weight": 1}]
     path.write_text(json.dumps({"kind": "histogram", "decode": rows}))
     answer = recommend(RICH, Question(gpu_mem="141", workload=str(path), engines=("sglang",))).engine("sglang")
-    each = [
-        recommend(RICH, Question(gpu_mem="141", workload=f"steady {n}", context_tokens=c, engines=("sglang",)))
-        for n, c in ((1, 512), (4, 1024))
-    ]
-    one, four = (answer.engine("sglang").decode for answer in each)
-    assert answer.decode is not None and one is not None and four is not None
-    assert one.expected_step_us is not None and four.expected_step_us is not None
-    assert answer.decode.expected_step_us == pytest.approx((3 * one.expected_step_us + four.expected_step_us) / 4)
+    assert answer.decode is not None
+    model, sizes = latency_model(RICH.cells), answer.decode.capture_sizes
+    one, four = (model.step(n, bucket_for(n, sizes, "always"), context) for n, context in ((1, 512), (4, 1024)))
+    assert one is not None and four is not None
+    assert answer.decode.expected_step_us == pytest.approx((3 * one.us + four.us) / 4)
 
 
 def test_presets_are_stored_with_the_answer() -> None:
