@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from graphtune.stats import nine_of_ten
 from graphtune.tune.latency_model import LatencyModel
@@ -10,9 +11,9 @@ from graphtune.tune.latency_model import LatencyModel
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Relative errors of replays left out and interpolated. ``relative`` is what nine of ten stay below, null without
-    three sizes at one context. The neighbours of a left-out size lie twice as far apart as those of a size that was
-    not measured, so that real errors are smaller."""
+    """Relative errors of replays, full and padded, left out and interpolated. ``relative`` is what nine of ten stay
+    below, null without three sizes at one context. The neighbours of a left-out size lie twice as far apart as those of
+    a size that was not measured, so that real errors are smaller."""
 
     relative: float | None
     points: int
@@ -27,12 +28,26 @@ class Interpolation:
 
 
 def interpolation_of(model: LatencyModel) -> Interpolation:
-    """Leave-one-out errors over the inner sizes of every context, each put back as the model would."""
-    errors = []
+    """Leave-one-out errors over the inner sizes of every context, and over the padded replays between two others of
+    their bucket, each put back as the model would."""
+    errors = sorted([*_of_full_buckets(model), *_of_padded(model)])
+    return Interpolation(nine_of_ten(errors) if errors else None, len(errors))
+
+
+def _of_full_buckets(model: LatencyModel) -> Iterator[float]:
     for context in model.contexts():
         for size in model.sizes("graph", context)[1:-1]:
             measured = model.table["graph", context][size]
             guess = model.without(size, context).graph(size, context)
             assert guess is not None  # it has a neighbour on each side
-            errors.append(abs(guess.us / measured - 1))
-    return Interpolation(nine_of_ten(sorted(errors)) if errors else None, len(errors))
+            yield abs(guess.us / measured - 1)
+
+
+def _of_padded(model: LatencyModel) -> Iterator[float]:
+    if model.padded is None:
+        return
+    for raw, bucket in model.padded.inner():
+        left = replace(model, padded=model.padded.without(raw, bucket), processes={})
+        measured, guess = (of.replay(raw, bucket, model.main_context) for of in (model, left))
+        if measured is not None and guess is not None:
+            yield abs(guess.us / measured.us - 1)

@@ -9,8 +9,8 @@ any. It may be below zero: a matrix product of 8 rows can take less time than on
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -41,6 +41,16 @@ class PaddedTimes:
             # Below its first entry a column is as that entry.
             return float(np.interp(raw_size, *self._columns[bucket]) - np.interp(raw_size, sizes, times))
         return self._between(raw_size, bucket, self._buckets[at - 1] if at else 0, self._buckets[at])
+
+    def inner(self) -> Iterator[tuple[int, int]]:
+        """(raw size, bucket) of each padded replay that lies between two others of its bucket."""
+        for bucket, (sizes, _) in self._columns.items():
+            yield from ((raw, bucket) for raw in sizes[1:-1])
+
+    def without(self, raw_size: int, bucket: int) -> PaddedTimes:
+        """The same without one padded replay, to see how well the others tell it."""
+        left = {raw: us for raw, us in self.padded[bucket].items() if raw != raw_size}
+        return replace(self, padded={**self.padded, bucket: left})
 
     def _between(self, raw_size: int, bucket: int, below: int, above: int) -> float | None:
         low, high = max(below, raw_size), above

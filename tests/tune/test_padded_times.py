@@ -41,3 +41,9 @@ def test_a_step_lies_between_the_least_and_the_most_that_was_timed(raw: int, buc
     raw, bucket = sorted((raw, bucket))
     extra = TIMES.extra_us(raw, bucket)
     assert extra is not None and -60.0 <= extra <= 240.0
+
+
+def test_a_padded_replay_left_out_is_told_by_the_others() -> None:
+    assert set(TIMES.inner()) == {(16, 32), (32, 64)}
+    assert TIMES.without(16, 32).extra_us(16, 32) == pytest.approx(130.0 + (160.0 - 130.0) / 3 - 120.0)
+    assert TIMES.without(32, 64).extra_us(8, 64) == TIMES.extra_us(8, 64)
