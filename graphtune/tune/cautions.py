@@ -214,14 +214,14 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
             f"{measured[-1]:,}: the nearest measured one stands in{longer}.",
             "Add the context to the recipe and sweep again; it resumes.",
         )
-    if len(measured) == 1:
-        yield Caution(
-            "one_context",
-            f"Steps were timed at one context, {measured[0]:,} tokens: padded rows are charged as full ones, which "
-            "makes padding look dearer than it is.",
-            "Add a shorter context at a few sizes to the recipe and sweep again; it resumes.",
-        )
     answered = [answer for answer in answers if answer.decode is not None]
+    if of.model.padded is None and any(a.decode and a.decode.padding_waste for a in answered):
+        yield Caution(
+            "padding_not_timed",
+            "This sweep timed no batch in a larger bucket than its own: padded rows are charged as full ones, which "
+            "makes padding look dearer than it is.",
+            "Sweep again with this version of graphtune; the same command resumes and times them.",
+        )
     cut = [a for a in answered if a.kv_holds is not None]
     if held := [f"{a.kv_holds} in {a.engine}" for a in cut]:
         yield Caution(

@@ -334,8 +334,16 @@ def test_what_is_wrong_with_a_sweep_is_said() -> None:
     cell = replace(cell, ledger=bad_ledger, environment=throttled, model=facts)
     of = replace(of, cells=(cell, failed_cell()), finished_at=None)
     found = codes(checked(recommend(of)))
-    wanted = {"bytes_unexplained", "throttled", "other_processes", "shard", "failed_cells", "unfinished", "one_context"}
+    wanted = {"bytes_unexplained", "throttled", "other_processes", "shard", "failed_cells", "unfinished"}
     assert wanted <= found
+
+
+def test_padding_that_was_not_timed_is_said_where_a_list_pads() -> None:
+    pads = Question(workload="steady 3", engines=("sglang",))
+    assert "padding_not_timed" in codes(checked(recommend(small_sweep((1, 2, 4)), pads)))
+    exact = Question(workload="steady 4", engines=("sglang",))
+    assert "padding_not_timed" not in codes(checked(recommend(small_sweep((1, 2, 4)), exact)))
+    assert "padding_not_timed" not in codes(checked(recommend(RICH, Question(gpu_mem="141", workload="uniform 100"))))
 
 
 def test_a_sweep_without_steps_is_a_finding() -> None:
