@@ -81,9 +81,10 @@ def environment_of(cells: Sequence[CellResult]) -> Environment | None:
 
 
 def model_facts_of(cells: Sequence[CellResult]) -> ModelFacts | None:
-    """Facts of the cell that latency was timed in: the other cells of a sweep load the same model."""
-    by_points = sorted(cells, key=lambda cell: -len(cell.points))
-    return next((cell.model for cell in by_points if cell.model is not None), None)
+    """Facts of the cell with the largest workspace and buffers. Every cell of a sweep loads the same model; a server holds
+    what both phases need, as a cell that captures both does."""
+    facts = [cell.model for cell in cells if cell.model is not None]
+    return max(facts, key=lambda one: one.workspace_bytes + one.static_buffer_bytes, default=None)
 
 
 def gpu_of(gpu_mem: str | None, environment: Environment | None) -> GpuMemory | None:

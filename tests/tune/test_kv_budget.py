@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from graphtune.engines import ENGINES
 from graphtune.engines.base import DeviceFacts, MemoryRule, Serving
 from graphtune.tune.kv_budget import FixedBytes, KvBudget, Round, kv_budget
+from graphtune.tune.measurements import model_facts_of
 from graphtune.units import GIB, MIB, parse_gpu_memory
+from tests.synthetic import model_facts, small_sweep
 
 FIXED = FixedBytes(
     context_bytes=700 * MIB,
@@ -206,3 +208,12 @@ def test_sglangs_request_pool(tokens: int, serving: Serving, pool: int) -> None:
 def test_a_round_is_settled_when_the_pool_does_not_cut_the_list() -> None:
     assert Round(3, 64, 0, 128, 64).settled and Round(3, 64, 0, 10, None).settled
     assert not Round(3, 64, 0, 100, 50).settled
+
+
+def test_workspace_and_buffers_are_those_of_a_process_that_holds_both_phases() -> None:
+    of = small_sweep((1, 2))
+    (cell,) = of.cells
+    both = replace(model_facts(), workspace_bytes=500 * MIB, static_buffer_bytes=7 * MIB)
+    joint = replace(cell, points=(), model=both)
+    assert model_facts_of((cell, joint, replace(cell, model=None))) == both
+    assert model_facts_of((replace(cell, model=None),)) is None
