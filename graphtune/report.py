@@ -20,6 +20,7 @@ from graphtune.figures import (
     ledger,
     lists,
     memory,
+    padding,
     timeline,
     wall_time,
 )
@@ -346,6 +347,8 @@ def _latency_figures(
     ratios = latency.speed_ups(model)
     if ratios is not None and not on_cpu:
         drawings.append(latency.draw_speed_ups(ratios))
+    if model.padded is not None and not on_cpu:
+        drawings.append(padding.draw_padding(model.padded))
     best = next((one.engine for one in answer.engines if one.decode is not None), None)
     if best is not None and not on_cpu and (trades := capture.trades(answer, best)):
         drawings.append(capture.draw_trades(trades, best))

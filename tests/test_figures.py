@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from graphtune.figures import agreement, host, latency, launches, ledger, lists, memory, wall_time
+from graphtune.figures import agreement, host, latency, launches, ledger, lists, memory, padding, wall_time
 from graphtune.figures.base import us_cell
 from graphtune.results import Point
 from graphtune.stats import process_medians
@@ -44,6 +44,17 @@ def test_speed_up_is_eager_over_replay() -> None:
     found = latency.speed_ups(latency_model(small_sweep((1, 2)).cells))
     assert found is not None
     assert found.by_context[1024][2] == pytest.approx(3020 / 1020)
+
+
+def test_padding_shows_buckets_far_apart_and_every_replay_in_its_table() -> None:
+    of = latency_model(h200_sweep().cells).padded
+    assert of is not None
+    assert padding.shown_buckets(of) == (2, 8, 32, 128, 512)
+    drawn = padding.draw_padding(of)
+    rows = {(int(row[0]), int(row[1])): row[2:] for row in drawn.table.rows}
+    assert len(rows) == len(drawn.table.rows) == sum(map(len, of.padded.values()))
+    assert rows[8, 24] == tuple(map(us_cell, (of.full[8], of.padded[24][8], of.full[24])))
+    assert "1,024 KV tokens" in drawn.says and len(drawn.keys) == 6
 
 
 def test_hidden_time_is_host_plus_gpu_minus_step() -> None:

@@ -303,7 +303,8 @@ def _padded_times(device: Mapping[PointKey, Mapping[int, Median]]) -> PaddedTime
         if same := {process: median for process, median in by.items() if process in processes}:
             times[bucket][raw] = combined_us(undisturbed(same))
     full = {bucket: column[bucket] for bucket, column in times.items() if bucket in column}
-    return PaddedTimes(full, {bucket: column for bucket, column in times.items() if len(column) > 1})
+    padded = {bucket: {raw: us for raw, us in column.items() if raw < bucket} for bucket, column in times.items()}
+    return PaddedTimes(context, full, {bucket: column for bucket, column in padded.items() if column})
 
 
 def _table(figures: Mapping[At, float]) -> dict[tuple[Execution, int], dict[int, float]]:

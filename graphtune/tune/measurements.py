@@ -81,8 +81,8 @@ def environment_of(cells: Sequence[CellResult]) -> Environment | None:
 
 
 def model_facts_of(cells: Sequence[CellResult]) -> ModelFacts | None:
-    """Facts of the cell with the largest workspace and buffers. Every cell of a sweep loads the same model; a server holds
-    what both phases need, as a cell that captures both does."""
+    """Facts of the cell with the largest workspace and buffers: a sweep's cells load one model, and a server holds what
+    both phases need, as a cell that captures both does."""
     facts = [cell.model for cell in cells if cell.model is not None]
     return max(facts, key=lambda one: one.workspace_bytes + one.static_buffer_bytes, default=None)
 

@@ -20,12 +20,14 @@ Line = tuple[tuple[int, ...], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class PaddedTimes:
-    """``full``: microseconds of full buckets by size. ``padded``: of each bucket, by the raw size replayed in it.
+    """``full``: microseconds of full buckets by size. ``padded``: of each bucket, by the raw size replayed in it. Both
+    at ``context_tokens``.
 
     A bucket between two that were timed padded takes what lies between theirs. A batch smaller than any timed in its
     bucket takes as long as the smallest one: emptier buckets take hardly less.
     """
 
+    context_tokens: int
     full: Mapping[int, float]
     padded: Mapping[int, Mapping[int, float]]
 
@@ -33,14 +35,14 @@ class PaddedTimes:
         """What ``raw_size`` requests take more in ``bucket`` than in one of their own; None where that is not known."""
         if raw_size == bucket:
             return 0.0
-        at = bisect_left(self._buckets, bucket)
+        at = bisect_left(self.buckets, bucket)
         sizes, times = self._full
-        if at == len(self._buckets) or not sizes[0] <= raw_size <= sizes[-1]:
+        if at == len(self.buckets) or not sizes[0] <= raw_size <= sizes[-1]:
             return None
-        if self._buckets[at] == bucket:
+        if self.buckets[at] == bucket:
             # Below its first entry a column is as that entry.
             return float(np.interp(raw_size, *self._columns[bucket]) - np.interp(raw_size, sizes, times))
-        return self._between(raw_size, bucket, self._buckets[at - 1] if at else 0, self._buckets[at])
+        return self._between(raw_size, bucket, self.buckets[at - 1] if at else 0, self.buckets[at])
 
     def inner(self) -> Iterator[tuple[int, int]]:
         """(raw size, bucket) of each padded replay that lies between two others of its bucket."""
@@ -60,7 +62,8 @@ class PaddedTimes:
         return least + (most - least) * (bucket - low) / (high - low)
 
     @cached_property
-    def _buckets(self) -> tuple[int, ...]:
+    def buckets(self) -> tuple[int, ...]:
+        """Those that were timed padded and full, ascending."""
         return tuple(sorted(bucket for bucket in self.padded if bucket in self.full))
 
     @cached_property
@@ -70,7 +73,7 @@ class PaddedTimes:
     @cached_property
     def _columns(self) -> dict[int, Line]:
         """Raw sizes and times of each bucket, the full one among them."""
-        return {bucket: _line({**self.padded[bucket], bucket: self.full[bucket]}) for bucket in self._buckets}
+        return {bucket: _line({**self.padded[bucket], bucket: self.full[bucket]}) for bucket in self.buckets}
 
 
 def _line(times: Mapping[int, float]) -> Line:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from graphtune.tune.padded_times import PaddedTimes
 
 TIMES = PaddedTimes(
+    context_tokens=1024,
     full={8: 100.0, 16: 120.0, 32: 160.0, 48: 300.0, 64: 400.0},
     padded={16: {8: 110.0}, 32: {8: 130.0, 16: 140.0}, 64: {16: 320.0, 32: 340.0}},
 )
