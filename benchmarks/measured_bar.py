@@ -221,10 +221,10 @@ def run_case(case: dict[str, Any], device_name: str) -> dict[str, Any]:
 def timed(runner: GraphDecode, of: CaptureList, series: BatchSeries, clock: Clock) -> tuple[list[float], float]:
     """The steps of one draw in a row, and the device time of one alone, in µs. The runner holds the sizes of all lists;
     these steps are padded as ``of`` pads them."""
-    from graphtune.worker.runners.decode import PaddedDecode
+    from graphtune.worker.runners.base import PaddedReplay
 
     bucket = bucket_for(series.size, of.sizes, "always")
-    step: Step = runner.eager if bucket is None else PaddedDecode(runner, bucket)
+    step: Step = runner.eager if bucket is None else PaddedReplay(runner, bucket)
     one_step(step, series)  # a batch of another size than before: servers keep one for many steps
     taken: list[float] = []
     while len(taken) < STEPS_OF_A_DRAW:

@@ -14,8 +14,9 @@ from graphtune.results import CaptureList, Execution, LaunchProfile, Point, Time
 from graphtune.worker.engine import Engine
 from graphtune.worker.launches import StepTrace, trace_step
 from graphtune.worker.nvml import Gpu
-from graphtune.worker.runners.decode import GraphDecode, PaddedDecode
-from graphtune.worker.runners.prefill import GraphPrefill, PaddedPrefill
+from graphtune.worker.runners.base import PaddedReplay
+from graphtune.worker.runners.decode import GraphDecode
+from graphtune.worker.runners.prefill import GraphPrefill
 from graphtune.worker.runners.series import BatchSeries, PrefillSeries
 from graphtune.worker.timing import Clock, Step, time_decode, time_padded, time_prefill
 
@@ -97,7 +98,7 @@ class Latency:
                     if bucket in runner.sizes:
                         self.points.append(
                             time_padded(
-                                PaddedDecode(runner, bucket),
+                                PaddedReplay(runner, bucket),
                                 series,
                                 padded_size=bucket,
                                 clock=clock,
@@ -152,7 +153,7 @@ class Latency:
         at = bisect.bisect_left(runner.sizes, tokens)
         padded = runner.sizes[at] if at < len(runner.sizes) else tokens
         if "graph" in executions and at < len(runner.sizes):
-            steps["graph"] = PaddedPrefill(runner, padded)
+            steps["graph"] = PaddedReplay(runner, padded)
         if "eager" in executions:
             steps["eager"] = self.engine.prefill
         return steps, padded

@@ -12,9 +12,9 @@ from graphtune.results import CaptureList
 from graphtune.worker.addresses import AddressChanged
 from graphtune.worker.engine import Engine
 from graphtune.worker.gate import check_list
-from graphtune.worker.runners.base import CaptureFailure
+from graphtune.worker.runners.base import CaptureFailure, PaddedReplay
 from graphtune.worker.runners.buffers import LiveBatch, StaticBuffers, decode_slots
-from graphtune.worker.runners.decode import GraphDecode, PaddedDecode
+from graphtune.worker.runners.decode import GraphDecode
 from graphtune.worker.runners.series import make_batches
 from tests.worker import tiny
 
@@ -56,7 +56,7 @@ def test_random_steps_agree_with_eager(engine: Engine, settings: dict[str, str])
 @pytest.mark.parametrize("size", [3, 4, 8])
 def test_a_step_in_a_larger_bucket_agrees_with_eager(engine: Engine, size: int) -> None:
     runner = captured(engine, tiny.capture_list(1, 3, 4, 8))
-    step = PaddedDecode(runner, size)
+    step = PaddedReplay(runner, size)
     with torch.inference_mode():
         _, (live,) = batches(engine, np.random.default_rng(size).integers(1, 60, (1, 3), dtype=np.int32))
         step.fill(live)

@@ -96,6 +96,18 @@ class GraphRunner(ABC):
     def _reset(self) -> None:
         """Put the static buffers in order after the last capture."""
 
+    @abstractmethod
+    def pad(self, live: Any, size: int) -> None:
+        """Fill the buffers for the captured ``size``, whatever admission would choose."""
+
+    @abstractmethod
+    def plan(self) -> None:
+        """The attention backend's part of a step that runs before each replay."""
+
+    @abstractmethod
+    def launch(self) -> torch.Tensor:
+        """Replay what was filled and planned; returns the live rows' logits, valid until the next replay."""
+
     def capture(self) -> Iterator[tuple[int, CaptureTiming | CaptureFailure]]:
         """Capture the list in its order, yielding (size, timing or failure).
 
@@ -128,3 +140,20 @@ class GraphRunner(ABC):
         self.backend.cleanup()
         self.sizes = ()
         self._addresses = self._weights = None
+
+
+class PaddedReplay:
+    """Replays of one captured size for any batch that fits it: a step that can be timed, admission left out."""
+
+    def __init__(self, runner: GraphRunner, size: int) -> None:
+        self._runner = runner
+        self._size = size
+
+    def fill(self, live: Any) -> None:
+        self._runner.pad(live, self._size)
+
+    def plan(self) -> None:
+        self._runner.plan()
+
+    def launch(self) -> torch.Tensor:
+        return self._runner.launch()

@@ -164,20 +164,3 @@ class GraphDecode(GraphRunner):
         super().tear_down()
         self.eager.attention.unbind()
         self._batch = None
-
-
-class PaddedDecode:
-    """Replays of one captured size for any batch that fits it: a step that can be timed, admission left out."""
-
-    def __init__(self, runner: GraphDecode, size: int) -> None:
-        self._runner = runner
-        self._size = size
-
-    def fill(self, live: LiveBatch) -> None:
-        self._runner.pad(live, self._size)
-
-    def plan(self) -> None:
-        self._runner.plan()
-
-    def launch(self) -> torch.Tensor:
-        return self._runner.launch()

@@ -209,23 +209,6 @@ class GraphPrefill(GraphRunner):
         self._batch = None
 
 
-class PaddedPrefill:
-    """Replays of one captured size for any prefill that fits it: a step that can be timed, admission left out."""
-
-    def __init__(self, runner: GraphPrefill, size: int) -> None:
-        self._runner = runner
-        self._size = size
-
-    def fill(self, live: LivePrefill) -> None:
-        self._runner.pad(live, self._size)
-
-    def plan(self) -> None:
-        self._runner.plan()
-
-    def launch(self) -> torch.Tensor:
-        return self._runner.launch()
-
-
 def shape_of(live: LivePrefill) -> PrefillShape:
     """What admission must know of a batch that exists."""
     return PrefillShape(tokens=live.tokens, requests=live.requests, longest=live.longest)
