@@ -163,7 +163,7 @@ def recommend(
     else:
         typer.echo(as_text(answer), nl=False)
         typer.echo(warnings_text(answer.warnings), err=True, nl=False)
-    if answer.status == "nothing_fits":
+    if not any(one.decode or one.prefill for one in answer.engines):
         raise typer.Exit(1)
 
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from graphtune.results import Environment, ModelFacts
 from graphtune.stats import LEAST_TOLERANCE, Disturbances
 from graphtune.store import TORN_LINE, Sweep
-from graphtune.tune.candidates import COVERAGE_TOLERANCE
+from graphtune.tune.candidates import COVERAGE_TOLERANCE, bucket_for
 from graphtune.tune.measurements import Measurements
 from graphtune.tune.recommendation import Caution, EngineAnswer, Limits
 from graphtune.tune.solved_candidates import checked_sizes
 from graphtune.units import MIB, format_bytes, format_us
 
 UNEXPLAINED_LIMIT_BYTES = 16 * MIB
+
+LEAST_CHARGED = 0.01
+"""Share of steps charged as full buckets below which nothing is said of it."""
 
 THIN_TRAFFIC = 1.5
 """Times as long a step of one request may take under a list as with a size of its own, without a word about it."""
@@ -215,12 +218,14 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
             "Add the context to the recipe and sweep again; it resumes.",
         )
     answered = [answer for answer in answers if answer.decode is not None]
-    if of.model.padded is None and any(a.decode and a.decode.padding_waste for a in answered):
+    if charged := {a.engine: share for a in answered if (share := _charged_as_full(of, a)) > LEAST_CHARGED}:
+        shares = ", ".join(f"{share:.0%} in {engine}" for engine, share in charged.items())
         yield Caution(
             "padding_not_timed",
-            "This sweep timed no batch in a larger bucket than its own: padded rows are charged as full ones, which "
-            "makes padding look dearer than it is.",
-            "Sweep again with this version of graphtune; the same command resumes and times them.",
+            f"Of some steps it was not timed what padding to their bucket takes ({shares}): padded rows are charged as "
+            "full ones there, which makes padding look dearer than it is.",
+            "Sweep again: the same command resumes and times what is missing, with --retry-failed what failed as well. "
+            "Batches smaller than every size need a smaller size in the recipe.",
         )
     cut = [a for a in answered if a.kv_holds is not None]
     if held := [f"{a.kv_holds} in {a.engine}" for a in cut]:
@@ -270,6 +275,19 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
             "Time your server's eager step before you serve without decode graphs, and state how much longer it takes "
             "with --eager-overhead-ms.",
         )
+
+
+def _charged_as_full(of: Measurements, answer: EngineAnswer) -> float:
+    """Share of the steps that the recommended list pads without what that takes being known."""
+    if answer.decode is None or answer.workload is None or answer.dispatch.decode == "exact":
+        return 0.0
+    charged = total = 0.0
+    for share in answer.workload.decode:
+        bucket = bucket_for(share.requests, answer.decode.capture_sizes, "always")
+        total += share.weight
+        if bucket is not None and bucket > share.requests and not of.model.knows_padding(share.requests, bucket):
+            charged += share.weight
+    return charged / total if total else 0.0
 
 
 def _about_thin_traffic(of: Measurements, limits: Limits, answered: Sequence[EngineAnswer]) -> Iterator[Caution]:

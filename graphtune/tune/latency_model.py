@@ -15,6 +15,7 @@ Eager figures are graphtune's own eager path at the raw size, a lower bound of a
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -55,7 +56,7 @@ class At(NamedTuple):
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Medians by (execution, context, size) of one attention backend.
+    """Medians by (execution, context, size) of one attention backend and one graph backend.
 
     ``statistic`` names what every figure is. ``cell_ids`` are the cells whose points are in it. ``processes`` holds the
     same points as each process measured them; ``stood_in`` are those of a process that others stood in for,
@@ -63,6 +64,7 @@ class LatencyModel:
     """
 
     attention: str
+    backend: str
     time: Time
     table: Mapping[tuple[Execution, int], Mapping[int, float]]
     cell_ids: tuple[str, ...]
@@ -122,6 +124,10 @@ class LatencyModel:
         if full is not None and full.us < us:
             return full._replace(provenance="interpolated")
         return own._replace(us=us, provenance="interpolated")
+
+    def knows_padding(self, raw_size: int, padded_size: int) -> bool:
+        """False where padded rows are charged as full ones."""
+        return self.padded is not None and self.padded.extra_us(raw_size, padded_size) is not None
 
     def step(self, raw_size: int, bucket: int | None, context_tokens: float) -> StepFigure | None:
         """The step of ``raw_size`` requests of ``context_tokens`` each in ``bucket``, or eager where it is None.
@@ -242,8 +248,8 @@ def latency_model(
 ) -> LatencyModel:
     """The model of a sweep's decode points, processes combined.
 
-    When points of several attention backends are stored, the one with the most is taken. Raises Finding when no
-    graph point was measured.
+    When points of several attention backends are stored, the one with the most is taken; of several graph backends the
+    one whose replays take least. Raises Finding when no graph point was measured.
     """
     cells = tuple(cells)
     medians = {key: by for key, by in _decode_medians(cells, time).items() if key.raw_size == key.padded_size}
@@ -254,11 +260,16 @@ def latency_model(
             action="Run the sweep again with --retry-failed; the report names the cells that failed.",
         )
     attention = graph_points.most_common(1)[0][0]
-    measured = {_at_of(key): by for key, by in medians.items() if key.attention == attention}
-    device = {key: by for key, by in _decode_medians(cells, "gpu_us").items() if key.attention == attention}
+    backend = _fastest_backend({key: by for key, by in medians.items() if key.attention == attention})
+
+    def counts(key: PointKey) -> bool:
+        return key.attention == attention and (key.execution == "eager" or key.backend == backend)
+
+    measured = {_at_of(key): by for key, by in medians.items() if counts(key)}
+    device = {key: by for key, by in _decode_medians(cells, "gpu_us").items() if counts(key)}
     padded = _padded_times(device)
     if time == "step_us":
-        known = steadied(measured, {_at_of(key): device.get(key, {}) for key in medians if key.attention == attention})
+        known = steadied(measured, {_at_of(key): device.get(key, {}) for key in medians if counts(key)})
     else:
         known = {at: undisturbed(by) for at, by in measured.items()}
     complete = with_stand_ins(known, kind=lambda at: at.execution)
@@ -268,6 +279,7 @@ def latency_model(
     processes = {
         process: LatencyModel(
             attention,
+            backend,
             time,
             _table({at: by[process] for at, by in complete.items()}),
             ids,
@@ -280,8 +292,21 @@ def latency_model(
     combined = _table({at: combined_us(by) for at, by in complete.items()})
     statistic = STEADIED if time == "step_us" else COMBINED
     return LatencyModel(
-        attention, time, combined, ids, eager_overhead_us, statistic, padded, processes, disturbed=disturbed
+        attention, backend, time, combined, ids, eager_overhead_us, statistic, padded, processes, disturbed=disturbed
     )
+
+
+def _fastest_backend(medians: Mapping[PointKey, Mapping[int, Median]]) -> str:
+    """Of the graph backends the one whose replays take least where all were timed; the one timed most where no step is
+    common to all."""
+    found: dict[str, dict[At, float]] = defaultdict(dict)
+    for key, by in medians.items():
+        if key.execution == "graph":
+            found[key.backend][_at_of(key)] = combined_us(undisturbed(by))
+    common = set.intersection(*(set(times) for times in found.values()))
+    if not common:
+        return max(found, key=lambda backend: len(found[backend]))
+    return min(found, key=lambda backend: sum(math.log(found[backend][at]) for at in common))
 
 
 def _decode_medians(cells: Iterable[CellResult], time: Time) -> dict[PointKey, dict[int, Median]]:
@@ -304,7 +329,8 @@ def _padded_times(device: Mapping[PointKey, Mapping[int, Median]]) -> PaddedTime
             times[bucket][raw] = combined_us(undisturbed(same))
     full = {bucket: column[bucket] for bucket, column in times.items() if bucket in column}
     padded = {bucket: {raw: us for raw, us in column.items() if raw < bucket} for bucket, column in times.items()}
-    return PaddedTimes(context, full, {bucket: column for bucket, column in padded.items() if column})
+    found = PaddedTimes(context, full, padded)
+    return found if found.buckets else None
 
 
 def _table(figures: Mapping[At, float]) -> dict[tuple[Execution, int], dict[int, float]]:

@@ -98,6 +98,7 @@ def recommend(sweep: Sweep, question: Question | None = None) -> Recommendation:
             action="Run the same sweep command again: it measures everything that is missing.",
         )
     cells = tuple(cell for cell in sweep.cells if cell.status == "ok" or cell.captured_lists or cell.points)
+    _check_context(question, cells)
     measurements = _measurements(sweep, cells, question)
     current = None
     if question.current is not None:
@@ -165,9 +166,10 @@ def _measurements(sweep: Sweep, cells: Sequence[CellResult], question: Question)
     facts = model_facts_of(cells)
     prefill = prefill_models(cells, question.eager_overhead_us)
     fixed, why_not = fixed_bytes_of(cells, facts, gpu, question.deployment)
-    memory = memory_model(cells)
+    model = latency_model(cells, eager_overhead_us=question.eager_overhead_us)
+    memory = memory_model(cells, "decode", model.backend)
     return Measurements(
-        model=latency_model(cells, eager_overhead_us=question.eager_overhead_us),
+        model=model,
         memory=memory,
         noise=noise_between_processes(cells),
         disturbances=disturbances(cells),
@@ -272,6 +274,16 @@ def _check(question: Question) -> None:
         raise InputError("must be more than 0 ms", where="--slo-itl-ms")
     if not 0 <= question.eager_overhead_us < float("inf"):
         raise InputError("must be a number of at least 0", where="--eager-overhead-ms")
+
+
+def _check_context(question: Question, cells: Sequence[CellResult]) -> None:
+    positions = min((cell.cell["model_config"]["max_position_embeddings"] for cell in cells), default=None)
+    if question.context_tokens is not None and positions is not None and question.context_tokens > positions:
+        raise InputError(
+            f"{question.context_tokens:,.0f} tokens are beyond the model's {positions:,} positions",
+            where="--context-len",
+            action=f"Ask for at most {positions:,}.",
+        )
 
 
 def _assumed(question: Question, workload: Workload) -> tuple[str, ...]:

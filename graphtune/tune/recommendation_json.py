@@ -105,7 +105,15 @@ def _calibration(of: Calibration | None, missing: dict[str, str]) -> dict[str, A
 def _interpolation(of: Interpolation, missing: dict[str, str]) -> dict[str, Any]:
     if of.relative is None:
         missing["interpolation.relative"] = of.words
-    return {"relative": of.relative, "points": of.points, "sentence": of.words}
+    if of.padded_relative is None:
+        missing["interpolation.padded_relative"] = "no padded replay was timed between two others of its bucket"
+    return {
+        "relative": of.relative,
+        "points": of.points,
+        "padded_relative": of.padded_relative,
+        "padded_points": of.padded_points,
+        "sentence": of.words,
+    }
 
 
 def _engine(answer: EngineAnswer, path: str, missing: dict[str, str], asked: Workload) -> dict[str, Any]:

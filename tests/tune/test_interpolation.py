@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from graphtune.plan import PaddedTo
-from graphtune.stats import nine_of_ten
 from graphtune.tune.interpolation import interpolation_of
 from graphtune.tune.latency_model import latency_model
 from graphtune.tune.recommend import Question, recommend
@@ -35,8 +34,9 @@ def test_a_padded_replay_off_the_line_between_two_others_is_off_by_what_it_is() 
         [PaddedTo(1, (4,)), PaddedTo(2, (4,))], 1024, lambda raw, _: own_us - (100.0 if raw == 2 else 0.0)
     )
     found = interpolation_of(latency_model([replace(cell, points=(*cell.points, *padded))]))
-    # One full size between two and one padded replay: 2 requests in 4, said to take what 1 and 4 do.
-    assert found.points == 2 and found.relative == pytest.approx(nine_of_ten([0.0, 100 / 900]))
+    # 2 requests in 4, said to take what 1 and 4 do.
+    assert (found.points, found.padded_points) == (1, 1) and found.relative == pytest.approx(0.0)
+    assert found.padded_relative == pytest.approx(100 / 900) and "of 1 padded ones within 11.1%" in found.words
 
 
 def test_two_sizes_tell_nothing_of_it() -> None:

@@ -184,6 +184,32 @@ def test_processes_are_combined_and_failed_points_left_out() -> None:
     assert set(model.cell_ids) == {cell.cell_id for cell in cells}
 
 
+def test_of_two_graph_backends_the_one_with_shorter_replays_is_taken() -> None:
+    """Their times are not mixed, whichever the recipe named first."""
+    full = [point(s, 1024, "graph", 1000.0 + s) for s in (1, 2, 4)]
+    breakable = [replace(point(s, 1024, "graph", 1200.0 + s), backend="breakable") for s in (1, 2, 4, 8)]
+    other = [replace(of, padded_size=4, gpu_us=None, step_us=None) for of in breakable[:1]]
+    eager = [point(s, 1024, "eager", 3000.0) for s in (1, 2, 4)]
+    for points in (full + breakable + other + eager, other + breakable + full + eager):
+        model = model_of(points)
+        assert model.backend == "full" and model.sizes("graph", 1024) == (1, 2, 4)
+        assert model.table["graph", 1024] == {1: 1001.0, 2: 1002.0, 4: 1004.0} and model.sizes("eager", 1024) == (
+            1,
+            2,
+            4,
+        )
+    faster = [replace(of, step_us=replace(of.step_us, us=(900.0,)), gpu_us=None) for of in breakable if of.step_us]
+    assert model_of(full + faster).backend == "breakable"
+    apart = [replace(point(16, 1024, "graph", 10.0), backend="breakable")]
+    assert model_of(full + apart).backend == "full", "timed most"
+
+
+def test_a_bucket_that_was_timed_padded_but_not_full_tells_nothing() -> None:
+    padded = padded_points([PaddedTo(1, (4,))], 1024, lambda raw, bucket: 100.0)
+    model = model_of([point(1, 1024, "graph", 1000.0), replace(point(4, 1024, "graph", 1100.0), gpu_us=None), *padded])
+    assert model.padded is None and not model.knows_padding(1, 4)
+
+
 def test_the_attention_backend_with_the_most_points_is_taken() -> None:
     points = [point(s, 1024, "graph", 1000.0) for s in (1, 2, 4)]
     other = [replace(p, attention="sdpa") for p in points[:1]]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from graphtune.engines import ENGINES
 from graphtune.errors import Finding, InputError
+from graphtune.plan import PaddedTo
 from graphtune.results import CaptureList
 from graphtune.stats import Ratio
 from graphtune.store import read_sweep
@@ -28,6 +29,7 @@ from tests.synthetic import (
     failed_cell,
     h200_sweep,
     model_facts,
+    padded_points,
     point,
     small_sweep,
     sweep,
@@ -336,6 +338,24 @@ def test_what_is_wrong_with_a_sweep_is_said() -> None:
     found = codes(checked(recommend(of)))
     wanted = {"bytes_unexplained", "throttled", "other_processes", "shard", "failed_cells", "unfinished"}
     assert wanted <= found
+
+
+def test_padding_that_was_timed_in_part_is_said_of_the_rest() -> None:
+    of = small_sweep((1, 2, 4, 8))
+    (cell,) = of.cells
+    timed = padded_points([PaddedTo(1, (2, 4)), PaddedTo(2, (4,))], 1024, lambda raw, bucket: 900.0 + bucket)
+    partly = replace(of, cells=(replace(cell, points=(*cell.points, *timed)),))
+    within = Question(workload="steady 3", engines=("sglang",), max_graphs=1)
+    assert "padding_not_timed" not in codes(checked(recommend(partly, within)))
+    above = recommend(partly, Question(workload="steady 6", engines=("sglang",)))
+    (said,) = [one for one in above.warnings if one.code == "padding_not_timed"]
+    assert "100% in sglang" in said.message
+
+
+@pytest.mark.parametrize("tokens", [131073, 200000])
+def test_a_context_beyond_the_models_positions_is_refused(tokens: int) -> None:
+    with pytest.raises(InputError, match="131,072 positions"):
+        recommend(RICH, Question(gpu_mem="141", context_tokens=tokens))
 
 
 def test_padding_that_was_not_timed_is_said_where_a_list_pads() -> None:
