@@ -26,7 +26,7 @@ GATE_PAGES = 3
 
 EVERY_RAW_UP_TO, LEAST_FILLED = 32, 8
 """Padded steps are timed at raw sizes next to powers of two: all of them in buckets up to the first figure, in a larger
-one those that fill an eighth of it, or else the largest. Emptier ones take hardly less."""
+one those that fill an eighth of it, or else the largest: few batches meet an emptier one."""
 
 EVERY_BUCKET_UP_TO = 128
 """Above, every second bucket is enough: kernels change less from one to the next than what they take."""

@@ -41,6 +41,11 @@ def test_a_step_in_what_requests_take_stays_where_it_is_in_a_larger_bucket() -> 
     assert times.extra_us(200, 256) == pytest.approx(20.0 * 56 / 112)
 
 
+def test_padding_of_more_than_a_few_rows_takes_nothing_at_the_least() -> None:
+    times = PaddedTimes(1024, {16: 100.0, 32: 110.0, 64: 200.0}, {64: {16: 90.0, 32: 109.0}})
+    assert times.extra_us(32, 64) == 0.0 and times.extra_us(16, 64) == pytest.approx(-10.0)
+
+
 def test_what_fewer_requests_take_does_not_rise() -> None:
     """Noise between the two smallest is no slope."""
     times = PaddedTimes(1024, {1: 100.0, 16: 100.0, 32: 110.0, 64: 200.0}, {64: {16: 150.0, 32: 149.0}})
