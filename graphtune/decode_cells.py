@@ -68,7 +68,7 @@ class DecodePlan:
         """
         loaded = self.loaded
         axes = loaded.recipe.decode
-        latency, skips = _latency(loaded, self.contexts, pool)
+        latency, skips = _latency(loaded, self.contexts, pool, union_of(self.named))
         profile = at_most(axes.profile_sizes, union_of(self.named), loaded, ("decode", "profile_sizes"))
         groups = [
             group
@@ -128,11 +128,14 @@ def _contexts(loaded: LoadedRecipe, union: tuple[int, ...]) -> dict[int, tuple[i
 
 
 def _latency(
-    loaded: LoadedRecipe, contexts: dict[int, tuple[int, ...]], pool: KvPool
+    loaded: LoadedRecipe, contexts: dict[int, tuple[int, ...]], pool: KvPool, captured: tuple[int, ...]
 ) -> tuple[tuple[LatencyAt, ...], tuple[Skip, ...]]:
     executions: tuple[Execution, ...] = ("graph", "eager") if "eager" in loaded.recipe.decode.backends else ("graph",)
     latency, skips = [], []
     for tokens, sizes in contexts.items():
+        if uncaptured := [size for size in sizes if size not in captured]:
+            what = f"replays of {listed(uncaptured)} requests at context {tokens}"
+            skips.append(Skip(what, "no list captures them; add the sizes to one"))
         held = tuple(size for size in sizes if pool.holds(size, tokens + STEP_TOKENS))
         left = [size for size in sizes if size not in held]
         if held:

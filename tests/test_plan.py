@@ -87,6 +87,14 @@ def test_equal_lists_are_captured_once_under_both_names() -> None:
     assert made.notes == ("the lists a, b have the same sizes and are captured once",)
 
 
+def test_sizes_timed_that_no_list_captures_are_said_to_have_no_replay() -> None:
+    made = plan("decode: {lists: [{name: a, sizes: [1, 4]}], contexts: [{tokens: 64, sizes: [1, 3]}]}\n")
+    assert [(skip.what, skip.reason) for skip in made.skips] == [
+        ("replays of 3 requests at context 64", "no list captures them; add the sizes to one")
+    ]
+    assert made.cells[0].latency[0].sizes == (1, 3), "eager steps are timed all the same"
+
+
 def test_repeated_sizes_are_accepted_with_a_note() -> None:
     made = plan("decode: {lists: [{name: a, sizes: [4, 1, 4, 1]}]}\n")
     assert made.cells[0].lists[0].sizes == (1, 4)

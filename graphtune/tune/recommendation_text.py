@@ -25,6 +25,7 @@ TOLERANCE = (
 EAGER = "graphtune's own eager path, a lower bound of a server's eager step"
 # A share of steps that is shown as 0.0 % otherwise.
 WORTH_A_WORD = 0.0005
+LEAST_LEFT_OUT = 0.005  # of the steps; less would round to all of them
 # How bytes and seconds that were not measured of the very list are marked.
 MARKS = {"bound": "<= ", "predicted": "~"}
 NAMES = {"sglang": "SGLang", "vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM"}
@@ -119,6 +120,9 @@ def _engine(answer: EngineAnswer) -> list[str]:
         for words in prefill_words(answer):
             lines += wrapped(words, indent="  ", hang="  ")
         return [*lines, *(flag_lines(answer.flags, WIDTH) if answer.flags is not None else [])]
+    if answer.steps_share < 1 - LEAST_LEFT_OUT:
+        words = f"all figures are of {answer.steps_share:.0%} of the steps asked for; the others are left out"
+        lines += wrapped(words, indent="  ", hang="  ")
     running = ("current", answer.current.list) if answer.current is not None else ("engine default", answer.default)
     columns = [("recommended", answer.decode), running, ("no graphs", answer.eager)]
     shown = [(title, of) for title, of in columns if of is not None]

@@ -16,7 +16,7 @@ from graphtune.stats import Ratio
 from graphtune.tune import bucket_worth
 from graphtune.tune.recommend import Question, recommend
 from graphtune.tune.recommendation_text import _compared, as_text, bucket_words, flag_lines, warnings_text
-from tests.synthetic import MIB, cpu_sweep, h200_sweep
+from tests.synthetic import MIB, cpu_sweep, h200_sweep, small_sweep
 
 RICH = h200_sweep()
 size_lists = st.lists(st.integers(1, 4096), min_size=1, max_size=120, unique=True).map(lambda s: tuple(sorted(s)))
@@ -53,6 +53,12 @@ def test_every_engine_shows_its_list_beside_its_default_and_no_graphs() -> None:
     assert len(heads) == 3 and all("recommended" in line and "no graphs" in line for line in heads)
     assert "no graphs: graphtune's own eager path, a lower bound of a server's" in text
     assert "engine's reserve" in text and "--mem-fraction-static" in text
+
+
+def test_figures_of_a_part_of_the_steps_say_of_which() -> None:
+    of = small_sweep((1, 2, 4, 8))
+    assert "all figures are of 50% of the steps asked for" in as_text(recommend(of, Question(max_running_requests=16)))
+    assert "all figures are of" not in as_text(recommend(of, Question(max_running_requests=8)))
 
 
 def test_what_does_not_fit_says_what_it_needs() -> None:
