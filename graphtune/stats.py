@@ -148,18 +148,19 @@ class Ratio:
 
     @property
     def faster(self) -> bool:
-        """True when the first gains more than the tolerance in every process."""
-        return all(1 - ratio > self.tolerance for ratio in self.by_process or (self.combined,))
+        """True when the first gains more than the tolerance in every process and combined: where figures of other
+        processes stand in, the two may differ."""
+        return all(1 - ratio > self.tolerance for ratio in (*self.by_process, self.combined))
 
     @property
     def leans(self) -> bool:
-        """True when the first gains more than 1 % in every process, however far they disagree about how much."""
-        return all(1 - ratio > LEAST_TOLERANCE for ratio in self.by_process or (self.combined,))
+        """True when the first gains more than 1 % in all of them, however far the processes disagree about how much."""
+        return all(1 - ratio > LEAST_TOLERANCE for ratio in (*self.by_process, self.combined))
 
     @property
     def slower(self) -> bool:
-        """True when the first loses more than the tolerance in every process."""
-        return all(ratio - 1 > self.tolerance for ratio in self.by_process or (self.combined,))
+        """True when the first loses more than the tolerance in all of them."""
+        return all(ratio - 1 > self.tolerance for ratio in (*self.by_process, self.combined))
 
 
 @dataclass(frozen=True)

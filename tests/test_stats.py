@@ -91,8 +91,8 @@ def test_faster_means_by_more_than_the_tolerance_in_every_process(ratios: list[f
     apart = max(ratios, default=0) - min(ratios, default=0)
     assert found.tolerance == max(LEAST_TOLERANCE, apart)
     assert found.assumed == (len(ratios) < 2)
-    assert found.faster == all(1 - one > found.tolerance for one in ratios or [combined])
-    assert found.slower == all(one - 1 > found.tolerance for one in ratios or [combined])
+    assert found.faster == all(1 - one > found.tolerance for one in [*ratios, combined])
+    assert found.slower == all(one - 1 > found.tolerance for one in [*ratios, combined])
     assert not (found.faster and found.slower)
 
 

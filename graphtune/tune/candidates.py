@@ -191,10 +191,10 @@ class Choice:
 def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool = True) -> Choice | None:
     """The list to capture, or ``eager`` when no list is faster than it (``stats.Ratio.faster``). None without lists.
 
-    Where none is, but some have a shorter expected step, one of these is chosen: eager figures are a lower bound, so a
-    gain that cannot be told from noise is no reason to serve without graphs. Of the
-    lists that are faster than eager, those that the one with the least expected step is not faster than tie. Of them
-    the highest coverage wins (``covering_most``), then the ``cheapest``.
+    Where none is, those of a shorter expected step take part, and those of the highest coverage that are not slower
+    (``stats.Ratio.slower``): eager figures are a lower bound, so what cannot be told from noise is no reason to serve
+    without graphs. Of the lists that take part, those that the one with the least expected step is not faster than tie.
+    Of them the highest coverage wins (``covering_most``), then the ``cheapest``.
     Coverage comes first because eager figures are a lower bound: a difference that cannot be told must not leave steps
     to a server's slower eager path. ``cover`` False is for phases in which a server's eager step may be as short:
     coverage is left out, and a gain within noise has to be one in every process (``stats.Ratio.leans``).
@@ -206,7 +206,12 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool =
     within_noise = not paying
     if within_noise:
         against = [(c, ratio(c, eager)) for c in by_step] if eager is not None else []
-        paying = [c for c, gain in against if (gain.combined < 1 if cover else gain.leans)]
+        most = {c.sizes for c in covering_most(by_step)} if cover else set()
+        paying = [
+            c
+            for c, gain in against
+            if (gain.combined < 1 or (c.sizes in most and not gain.slower) if cover else gain.leans)
+        ]
     if not paying:
         assert eager is not None
         waits = ((break_even_us(c, eager), c) for c in by_step)

@@ -1,9 +1,11 @@
 """What padding takes: device times of replays whose batch does not fill its bucket, at the context they were timed at.
 
-A step of n requests in a larger bucket runs the bucket's kernels and reads the KV of n. Against n requests in a bucket
-of their own it takes more by a figure that changes little with context: of 8B on the H200, 32 requests in a bucket of
-72 took 340, 358 and 372 µs more at 512, 1,024 and 2,048 tokens. So that figure is measured at one context and added at
-any. It may be below zero: a matrix product of 8 rows can take less time than one of 1.
+A step of n requests in a larger bucket runs the bucket's kernels and reads the KV of n. What it takes more than n
+requests in a bucket of their own is measured at one context and added at any. The kernels' part does not change with
+context; attention's does where buckets are emptier than half: of 8B on the H200, 32 requests in a bucket of 72 took
+340, 358 and 372 µs more at 512, 1,024 and 2,048 tokens, but of 0.6B, 32 in 136 took 466, 762 and 1,318 (14 % of the
+step too much at half the context, 12 % too little at twice). It may be below zero: a matrix product of 8 rows can take
+less time than one of 1.
 
 Between two raw sizes that were timed in a bucket, what is smooth depends on the size. Up to ``FEW_ROWS`` requests it is
 the time in the bucket: products of few rows take other kernels from one size to the next in buckets of their own, not

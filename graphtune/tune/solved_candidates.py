@@ -16,7 +16,7 @@ import numpy as np
 
 from graphtune.engines.base import Padding
 from graphtune.tune.bucket_solver import MOST_GRAPHS, BestLists, StepCosts, solve, step_costs
-from graphtune.tune.candidates import COVERAGE_TOLERANCE, Candidate, Evaluator
+from graphtune.tune.candidates import COVERAGE_TOLERANCE, NEAR, Candidate, Evaluator
 from graphtune.tune.memory_model import MeasuredList, MemoryModel
 
 # Stands for a step that was not measured: no list that needs it can win, and none that does is kept.
@@ -129,6 +129,10 @@ def _best_of_each(costs: StepCosts, best: BestLists, tops: int, below_us: float)
             if least[graphs] < below_us:
                 top = int(np.argmax(expected[graphs] <= least[graphs] * (1 + ROUNDING)))
                 found[best.sizes(graphs, top)] = None
+    # One graph of another size may be as good within what counts and take fewer bytes.
+    alone = best.expected_us[1]
+    for top in np.flatnonzero(alone <= min(alone.min() * (1 + NEAR), below_us)).tolist():
+        found[best.sizes(1, top)] = None
     return list(found)
 
 

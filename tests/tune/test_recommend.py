@@ -158,7 +158,7 @@ def test_a_gain_within_noise_is_no_reason_to_serve_without_graphs() -> None:
 
 def test_when_every_list_is_longer_than_eager_it_says_that_none_pays() -> None:
     same = [1000.0, 1010.0, 1020.0]
-    answer = recommend(small_sweep((1, 2, 4), graph_us=same, eager_us=[us * 0.995 for us in same]))
+    answer = recommend(small_sweep((1, 2, 4), graph_us=same, eager_us=[us * 0.985 for us in same]))
     data = checked(answer)
     assert "no_list_pays" in codes(data)
     for one in answer.engines:
@@ -166,6 +166,16 @@ def test_when_every_list_is_longer_than_eager_it_says_that_none_pays() -> None:
         assert "no list pays" in one.message
         assert one.runner_up is not None and one.runner_up.capture_sizes == (1, 2, 4)
     assert "disabled" in json.dumps(data["engines"]["sglang"]["flags"])
+
+
+def test_a_loss_within_noise_is_no_reason_to_serve_without_graphs() -> None:
+    """Eager is a lower bound of a server's."""
+    same = [1000.0, 1010.0, 1020.0]
+    answer = recommend(small_sweep((1, 2, 4), graph_us=same, eager_us=[us * 0.995 for us in same]))
+    for one in answer.engines:
+        assert one.decode is not None and one.decode.capture_sizes and one.decode.coverage == 1.0
+        assert "no list gains more than the noise" in one.message
+    assert "no_list_pays" not in codes(checked(answer))
 
 
 def test_eager_overhead_makes_graphs_pay() -> None:
