@@ -91,14 +91,16 @@ class PaddedTimes:
         return tuple(sorted(bucket for bucket, times in self.padded.items() if times and bucket in self.full))
 
     def _own_us(self, raw_size: int) -> float | None:
-        sizes = self._full_sizes
-        if not sizes or not sizes[0] <= raw_size <= sizes[-1]:
+        sizes, times = self._full
+        if not sizes.size or not sizes[0] <= raw_size <= sizes[-1]:
             return None
-        return float(np.interp(raw_size, sizes, [self.full[size] for size in sizes]))
+        return float(np.interp(raw_size, sizes, times))
 
     @cached_property
-    def _full_sizes(self) -> tuple[int, ...]:
-        return tuple(sorted(self.full))
+    def _full(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sizes ascending, and their times."""
+        sizes = sorted(self.full)
+        return np.array(sizes), np.array([self.full[size] for size in sizes])
 
     @cached_property
     def _columns(self) -> dict[int, Column]:
