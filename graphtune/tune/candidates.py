@@ -206,11 +206,11 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool =
     within_noise = not paying
     if within_noise:
         against = [(c, ratio(c, eager)) for c in by_step] if eager is not None else []
-        most = {c.sizes for c in covering_most(by_step)} if cover else set()
+        most = set(map(id, covering_most(by_step)))
         paying = [
             c
             for c, gain in against
-            if (gain.combined < 1 or (c.sizes in most and not gain.slower) if cover else gain.leans)
+            if (gain.combined < 1 or (id(c) in most and not gain.slower) if cover else gain.leans)
         ]
     if not paying:
         assert eager is not None
