@@ -23,10 +23,12 @@ from graphtune.results import CaptureList, Execution, Order, Sharing
 GATE_PAGES = 3
 """Pages per request that the correctness gate uses where the pool has them, for one request more than the bucket."""
 
+EVERY_RAW_UP_TO = 32
+"""Padded steps are timed at raw sizes next to powers of two, in buckets up to this at all of them."""
 
-EVERY_RAW_UP_TO, LEAST_FILLED = 32, 8
-"""Padded steps are timed at raw sizes next to powers of two: all of them in buckets up to the first figure, in a larger
-one those that fill an eighth of it, or else the largest: few batches meet an emptier one."""
+EMPTIEST = 8
+"""In larger buckets they are timed where the bucket is at most so many times the batch, or else at the largest raw size
+below it: few batches meet an emptier one."""
 
 EVERY_BUCKET_UP_TO = 128
 """Above, every second bucket is enough: kernels change less from one to the next than what they take."""
@@ -68,8 +70,9 @@ class DecodePlan:
         """
         loaded = self.loaded
         axes = loaded.recipe.decode
-        latency, skips = _latency(loaded, self.contexts, pool, union_of(self.named))
-        profile = at_most(axes.profile_sizes, union_of(self.named), loaded, ("decode", "profile_sizes"))
+        union = union_of(self.named)
+        latency, skips = _latency(loaded, self.contexts, pool, union)
+        profile = at_most(axes.profile_sizes, union, loaded, ("decode", "profile_sizes"))
         groups = [
             group
             for backend in axes.backends
@@ -81,7 +84,7 @@ class DecodePlan:
         for process in range(1, repeats.processes + 1):
             for group in groups:
                 timed = latency if group is first[group[0].backend] else ()
-                if process == 1 or repeats.whole:
+                if process == 1 or repeats.whole:  # what padding takes differs little between processes
                     timed = _with_padded(timed)
                 tells_noise = timed or group[0].name == self.named[0].name
                 if process > 1 and not (repeats.whole or tells_noise):
@@ -148,10 +151,7 @@ def _latency(
 
 
 def _with_padded(latency: tuple[LatencyAt, ...]) -> tuple[LatencyAt, ...]:
-    """The same with padded steps at the context with the most sizes, the smaller of two equals.
-
-    What padding takes changes little with context, and hardly between processes: once is enough.
-    """
+    """The same with padded steps at the context with the most sizes, the smaller of two equals."""
     if not any("graph" in at.executions for at in latency):
         return latency
     main = max(latency, key=lambda at: (len(at.sizes), -at.context_tokens))
@@ -169,7 +169,7 @@ def padded_steps(sizes: tuple[int, ...]) -> tuple[PaddedTo, ...]:
     for bucket in buckets:
         below = [raw for raw in raw_sizes if raw < bucket]
         for raw in below:
-            if bucket <= EVERY_RAW_UP_TO or bucket <= LEAST_FILLED * raw or raw == below[-1]:
+            if bucket <= EVERY_RAW_UP_TO or bucket <= EMPTIEST * raw or raw == below[-1]:
                 padded[raw].append(bucket)
     return tuple(PaddedTo(raw, tuple(larger)) for raw, larger in padded.items() if larger)
 

@@ -35,7 +35,6 @@ def shown_buckets(of: PaddedTimes) -> tuple[int, ...]:
 
 def draw_padding(of: PaddedTimes) -> Drawing:
     shown = dict(zip(shown_buckets(of), BUCKET_ROLES, strict=False))
-    lines = {bucket: {**dict(sorted(of.padded[bucket].items())), bucket: of.full[bucket]} for bucket in of.buckets}
 
     def draw(figure: Figure, narrow: bool) -> None:
         axes = figure.subplots()
@@ -43,8 +42,8 @@ def draw_padding(of: PaddedTimes) -> Drawing:
         own = sorted(of.full.items())
         axes.plot([size for size, _ in own], [us / 1000 for _, us in own], color=color("c1"), linewidth=2.4)
         for bucket, role in shown.items():
-            line = lines[bucket]
-            axes.plot(list(line), [us / 1000 for us in line.values()], color=color(role), marker="o", markersize=3.4)
+            column = of.column(bucket)
+            axes.plot(column.sizes, [us / 1000 for us in column.us], color=color(role), marker="o", markersize=3.4)
         request_axis(axes, sorted(of.full), narrow=narrow)
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:g}")

@@ -205,13 +205,8 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool =
     paying = [c for c in by_step if eager is None or ratio(c, eager).faster]
     within_noise = not paying
     if within_noise:
-        against = [(c, ratio(c, eager)) for c in by_step] if eager is not None else []
-        most = set(map(id, covering_most(by_step)))
-        paying = [
-            c
-            for c, gain in against
-            if (gain.combined < 1 or (id(c) in most and not gain.slower) if cover else gain.leans)
-        ]
+        assert eager is not None
+        paying = _as_fast_as(eager, by_step) if cover else [c for c in by_step if ratio(c, eager).leans]
     if not paying:
         assert eager is not None
         waits = ((break_even_us(c, eager), c) for c in by_step)
@@ -221,6 +216,13 @@ def choose(lists: Iterable[Candidate], eager: Candidate | None, *, cover: bool =
     ties = tuple(c for c in good if c is not chosen)
     others = (c for c in by_step if c.step_us < chosen.step_us or c.graph_bytes < chosen.graph_bytes)
     return Choice(chosen, ties, next(others, eager), within_noise)
+
+
+def _as_fast_as(eager: Candidate, lists: Sequence[Candidate]) -> list[Candidate]:
+    """Lists of a shorter expected step, and those of the highest coverage that are not slower beyond noise."""
+    most = set(map(id, covering_most(lists)))
+    gains = ((one, ratio(one, eager)) for one in lists)
+    return [one for one, gain in gains if gain.combined < 1 or (id(one) in most and not gain.slower)]
 
 
 # Of lists that tie, those so near to the best take part in the choice of the cheapest: half of what can be told apart.

@@ -279,11 +279,11 @@ def _about_traffic(of: Measurements, limits: Limits, answers: Sequence[EngineAns
 
 def _charged_as_full(of: Measurements, answer: EngineAnswer) -> float:
     """Share of the steps that the recommended list pads without what that takes being known."""
-    if answer.decode is None or answer.workload is None or answer.dispatch.decode == "exact":
+    if answer.decode is None or answer.workload is None:
         return 0.0
     charged = total = 0.0
     for share in answer.workload.decode:
-        bucket = bucket_for(share.requests, answer.decode.capture_sizes, "always")
+        bucket = bucket_for(share.requests, answer.decode.capture_sizes, answer.dispatch.decode)
         total += share.weight
         if bucket is not None and bucket > share.requests and not of.model.knows_padding(share.requests, bucket):
             charged += share.weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graphtune.stats import nine_of_ten
 from graphtune.tune.latency_model import LatencyModel
@@ -55,7 +55,7 @@ def _of_padded(model: LatencyModel) -> Iterator[float]:
     if model.padded is None:
         return
     for raw, bucket in model.padded.inner():
-        left = replace(model, padded=model.padded.without(raw, bucket), processes={})
-        measured, guess = (of.replay(raw, bucket, model.main_context) for of in (model, left))
+        times = (model.padded, model.padded.without(raw, bucket))
+        measured, guess = (model.replay(raw, bucket, model.main_context, of) for of in times)
         if measured is not None and guess is not None:
             yield abs(guess.us / measured.us - 1)

@@ -107,17 +107,21 @@ class LatencyModel:
         """Replay of a full bucket; None beyond the measured sizes and contexts."""
         return self._at("graph", padded_size, context_tokens)
 
-    def replay(self, raw_size: int, padded_size: int, context_tokens: float) -> StepFigure | None:
+    def replay(
+        self, raw_size: int, padded_size: int, context_tokens: float, padded: PaddedTimes | None = None
+    ) -> StepFigure | None:
         """Replay of the bucket ``padded_size`` for ``raw_size`` requests of ``context_tokens`` each.
 
-        Contexts outside the measured ones are answered by the nearest. None beyond the measured sizes.
+        Contexts outside the measured ones are answered by the nearest. None beyond the measured sizes. ``padded`` are
+        other times of padded replays than the model's.
         """
         context = self.nearest_context(context_tokens)
         full = self.graph(padded_size, context)
         if raw_size == padded_size:
             return full
         own = self.graph(raw_size, context)
-        extra_us = self.padded.extra_us(raw_size, padded_size) if self.padded else None
+        padded = padded or self.padded
+        extra_us = padded.extra_us(raw_size, padded_size) if padded else None
         if own is None or extra_us is None:
             return full and full._replace(provenance="interpolated")
         us = max(own.us + extra_us, LEAST_SHARE * own.us)
@@ -269,7 +273,7 @@ def latency_model(
     device = {key: by for key, by in _decode_medians(cells, "gpu_us").items() if counts(key)}
     padded = _padded_times(device)
     if time == "step_us":
-        known = steadied(measured, {_at_of(key): device.get(key, {}) for key in medians if counts(key)})
+        known = steadied(measured, {_at_of(key): by for key, by in device.items() if key.raw_size == key.padded_size})
     else:
         known = {at: undisturbed(by) for at, by in measured.items()}
     complete = with_stand_ins(known, kind=lambda at: at.execution)

@@ -59,7 +59,7 @@ class PaddedTimes:
             return None
         if self.buckets[at] != bucket:
             return self._between(raw_size, bucket, self.buckets[at - 1] if at else 0, self.buckets[at])
-        column = self._columns[bucket]
+        column = self.column(bucket)
         if raw_size < column.sizes[0]:
             per_request = max(0.0, (column.us[1] - column.us[0]) / (column.sizes[1] - column.sizes[0]))
             return column.us[0] - per_request * (column.sizes[0] - raw_size) - own
@@ -70,8 +70,8 @@ class PaddedTimes:
 
     def inner(self) -> Iterator[tuple[int, int]]:
         """(raw size, bucket) of each padded replay that lies between two others of its bucket."""
-        for bucket, column in self._columns.items():
-            yield from ((raw, bucket) for raw in column.sizes[1:-1])
+        for bucket in self.buckets:
+            yield from ((raw, bucket) for raw in self.column(bucket).sizes[1:-1])
 
     def without(self, raw_size: int, bucket: int) -> PaddedTimes:
         """The same without one padded replay, to see how well the others tell it."""
@@ -87,8 +87,25 @@ class PaddedTimes:
 
     @cached_property
     def buckets(self) -> tuple[int, ...]:
-        """Those that were timed padded and full, ascending."""
-        return tuple(sorted(bucket for bucket, times in self.padded.items() if times and bucket in self.full))
+        """Those that were timed full and with batches of which it is known what they take by themselves, ascending."""
+        least = min(self.full, default=0)
+        return tuple(
+            sorted(of for of, times in self.padded.items() if of in self.full and max(times, default=0) >= least)
+        )
+
+    def column(self, bucket: int) -> Column:
+        """What was timed in one of ``buckets``; each is worked out once."""
+        if bucket not in self._columns:
+            known = [*self._known(bucket), (bucket, self.full[bucket], self.full[bucket])]
+            sizes, times, owns = zip(*known, strict=True)
+            extra = tuple(us - own for us, own in zip(times, owns, strict=True))
+            self._columns[bucket] = Column(sizes, times, extra)
+        return self._columns[bucket]
+
+    def _known(self, bucket: int) -> list[tuple[int, float, float]]:
+        """Raw sizes timed in a bucket, ascending, with their times there and in a bucket of their own."""
+        times = sorted(self.padded[bucket].items())
+        return [(raw, us, own) for raw, us in times if (own := self._own_us(raw)) is not None]
 
     def _own_us(self, raw_size: int) -> float | None:
         sizes, times = self._full
@@ -104,10 +121,4 @@ class PaddedTimes:
 
     @cached_property
     def _columns(self) -> dict[int, Column]:
-        found = {}
-        for bucket in self.buckets:
-            times = {**self.padded[bucket], bucket: self.full[bucket]}
-            known = [(size, times[size], own) for size in sorted(times) if (own := self._own_us(size)) is not None]
-            extra = tuple(us - own for _, us, own in known)
-            found[bucket] = Column(tuple(size for size, _, _ in known), tuple(us for _, us, _ in known), extra)
-        return found
+        return {}

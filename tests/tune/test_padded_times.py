@@ -52,6 +52,14 @@ def test_what_fewer_requests_take_does_not_rise() -> None:
     assert times.extra_us(1, 64) == pytest.approx(50.0)
 
 
+def test_a_batch_whose_own_bucket_was_not_timed_tells_nothing() -> None:
+    """Its full replay failed, say; the bucket that it was replayed in is as if it had not been timed padded."""
+    times = PaddedTimes(1024, {4: 100.0, 8: 120.0, 16: 150.0}, {8: {1: 110.0}, 16: {1: 120.0, 8: 140.0}})
+    assert times.buckets == (16,)
+    assert times.extra_us(4, 16) == pytest.approx(35.0) and times.extra_us(4, 8) == pytest.approx(35.0 / 3)
+    assert times.column(16).sizes == (8, 16)
+
+
 @pytest.mark.parametrize(("raw", "bucket"), [(4, 8), (8, 65), (4, 64), (64, 128)])
 def test_nothing_is_said_beyond_what_was_timed(raw: int, bucket: int) -> None:
     assert TIMES.extra_us(raw, bucket) is None
