@@ -65,7 +65,7 @@ RULES: Mapping[str, PoolRules] = {"cuda_graph": TORCH_RULES, "tape": TAPE_RULES}
 """By ``Environment.graph_mechanism``."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Block:
     """A stretch of one segment, linked to its neighbours there."""
 
@@ -103,7 +103,7 @@ class BlockPool:
         size = self.rules.rounded(requested)
         small = size <= self.rules.small_bytes
         free = self._free[small]
-        at = bisect_left(free, size, key=lambda entry: entry[0][0])
+        at = bisect_left(free, ((size,),))  # a shorter tuple comes first of those it begins
         block = free.pop(at)[1] if at < len(free) else self._segment(self.rules.segment_bytes(size), small)
         block.free = False
         rest = block.size - size
@@ -165,8 +165,8 @@ class BlockPool:
 
     def _give(self, block: _Block) -> None:
         block.free = True
-        insort(self._free[block.small], (block.key, block), key=lambda entry: entry[0])
+        insort(self._free[block.small], (block.key, block))  # no two keys are equal, so no two blocks are compared
 
     def _take(self, block: _Block) -> None:
         free = self._free[block.small]
-        free.pop(bisect_left(free, block.key, key=lambda entry: entry[0]))
+        free.pop(bisect_left(free, (block.key,)))
